@@ -34,7 +34,7 @@ DESTDIR ?=
 # Whether the tests install the frameworks above torch (Accelerate, Lightning, DeepSpeed, Ray): 170 MB to download.
 FRAMEWORKS ?= yes
 SETUP ?= yes
-# What `make wheel` builds for: versions of torch or folders with one (all that are supported), and the processor.
+# The targets of `make wheel`: versions of torch or folders with one (all that are supported), and the processor.
 TORCHES ?=
 MACHINE ?= $(shell uname -m)
 # Where `make test-wheel` and `make test-sdist` test: pairs of a Python and a torch or none, as 3.12:2.15.0 (all, or what suits sources).
@@ -177,7 +177,7 @@ test-cuda: $(if $(with_setup),setup) ## Run the tests that need a GPU, skipped w
 	@gpus=$$(nvidia-smi -L 2>/dev/null) && echo "$$gpus" || echo "nvidia-smi finds no GPU here"
 	$(if $(with_setup),$(PY),$(PYTHON)) -m pytest -q -rs $(installed) tests/cuda/with_gpu $(TEST)
 
-# Two ranks; of each kind one. What the emulated driver tests as well is left to `make test-cuda`.
+# Two ranks; of each kind one. Tests that also run on the emulated driver are left to `make test-cuda`.
 override quick_cuda := (test_torch_cuda and (same_bits or orders or captured or captures or goes_on or exchanges or in_place or dies or ddp) \
 	or test_arrays and (every_operation or given)) and not 1- and not 4- and not 8- and not 1] and not 4] and not 8]
 .PHONY: test-cuda-quick
@@ -232,7 +232,7 @@ bench: setup bench-peers ## Measure beside Open MPI, gloo and the memory, for te
 	$(measure) benchmarks/instructions.py | tee $(BENCH_RESULTS)/instructions.txt
 	@echo "results: $(BENCH_RESULTS)/ (compare, ddp, failure, sweep and instructions .txt; .csv, .json and .png beside them)"
 
-# What brings the compilers for another machine than this one.
+# The script that brings the compilers for another machine than this one.
 override cross = $(if $(filter-out $(shell uname -m),$(MACHINE)),CARGO_TARGET_DIR=$(TARGET) tools/$(MACHINE)/with-compilers.sh)
 .PHONY: wheel
 wheel: prerequisites $(WHEEL_STAMP) ## Build the wheel for every torch and glibc 2.28 into dist/ (TORCHES="2.15.0", MACHINE=aarch64)
@@ -279,7 +279,7 @@ override NEEDED := $(if $(filter-out c install launcher cuda-emulator,$(MAKECMDG
 prerequisites:
 	@tools/system-packages.sh $(NEEDED)
 
-# What the tests of the C header use besides gcc, those of `unisono launch --hosts` and those of a router between hosts.
+# Packages for the tests of the C header (besides gcc), of `unisono launch --hosts` and of a router between hosts.
 .PHONY: test-tools
 test-tools:
 	@tools/system-packages.sh tests
@@ -295,7 +295,7 @@ $(PACKAGE_STAMP): pyproject.toml Cargo.toml $(RUST_PACKAGES) | $(PY)
 extension: prerequisites $(PACKAGE_STAMP)
 	@tools/build-extension.sh $(VENV) $(TARGET)
 
-# What builds a wheel, in an environment without torch.
+# The tools that build a wheel, in an environment without torch.
 $(WHEEL_STAMP): pyproject.toml | prerequisites
 	tools/make-venv.sh $(WHEEL_TOOLS) --group release
 	@touch $@

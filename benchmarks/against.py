@@ -36,7 +36,7 @@ from harness.peers import Peer
 SIZES = (8, 16 << 10, 1 << 20, 16 << 20)
 MEMORIES = ("private", "heap")
 STATES = ("hot", "cold")
-# What torch_rank.py has of them.
+# The operations that torch_rank.py has.
 THROUGH_TORCH = (
     "all_reduce",
     "broadcast",
@@ -55,7 +55,7 @@ THIS = commits.THIS
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is the same for the cells of one table."""
+    """The properties that all cells of one table share."""
 
     door: str
     memory: str
@@ -99,7 +99,7 @@ class Group:
         return jobs.add(Job(of.name, self.world, self.commands(program), folder, environment))
 
 
-# What a memory is called in commands: torch_rank.py has a backend for each.
+# The names of memories in commands: torch_rank.py has a backend for each.
 BACKENDS = {"private": "unisono", "heap": "unisono-heap"}
 
 

@@ -54,7 +54,7 @@ IDLE_SECONDS = 2.0
 WORTH_SAYING = 0.01  # of the cores' time, which the hypervisor gave to others
 REFERENCES = {"openmpi": "unisono", "unisono": "unisono-c", "torch/gloo": "torch/unisono"}
 
-# What a neighbour does, which ends when this process does, however that ends.
+# The program of a neighbour. It ends when this process does, however that ends.
 COMPUTE = """
 import os, threading
 def follow():
@@ -138,7 +138,7 @@ class Run:
     def world(
         self, world: int, wanted: list[Wanted], into: dict[Key, Cell], seconds: float
     ) -> None:
-        """Start every peer of one world and measure its cells, for about so many seconds."""
+        """Start every peer of one world and measure its cells, in about `seconds` seconds."""
         until, weight_left = time.monotonic() + seconds, sum(cell.weight for cell in wanted)
         options = Options(most_bytes=max((cell.size for cell in wanted), default=8))
         names = list(dict.fromkeys(name for cell in wanted for name in cell.peers))
@@ -167,7 +167,7 @@ class Run:
         report.show("")
 
     def measure_loops(self, world: int, peers: list[Peer]) -> None:
-        """What one core adds and copies while the others do the same."""
+        """Measure the rates at which one core adds and copies while the others do the same."""
         bound = next((peer for peer in peers if peer.asked_as == "bound"), None)
         if bound is None:
             return

@@ -253,7 +253,7 @@ def measure(
 
     def warm_up(name: str) -> None:
         together(functools.partial(make, name))
-        # What a backend sets up at its first call takes what it takes.
+        # No limit here: a backend may set things up at its first call.
         first, *_ = slowest(cells[name], 1)
         taken, *_ = slowest(cells[name], 1 if first > SLOW else 3)
         if taken > TOO_SLOW:

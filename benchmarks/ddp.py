@@ -32,7 +32,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-MARK = 2.0  # with 2 ranks: steps on unisono are to be so many times as fast as on gloo
+MARK = 2.0  # with 2 ranks: steps on unisono should be this many times as fast as on gloo
 DDP_ALONE = "DDP alone"
 ALONE = "no DDP"
 WAIT = datetime.timedelta(seconds=300)

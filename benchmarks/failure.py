@@ -4,7 +4,7 @@
     python benchmarks/failure.py --rounds 3      a first look
 
 A round is a group of new processes, forked from one that has imported torch. All but one wait in an
-all_reduce when the last is killed by SIGKILL. What counts is the time from the signal until the
+all_reduce when the last is killed by SIGKILL. The result is the time from the signal until the
 slower of the others runs its `except`. A backend that waits until the kernel has taken the memory
 of the killed process back waits longer where that is more; these processes share most of theirs
 with the one they are forked from. Torch's settings are its defaults: its flight recorder writes

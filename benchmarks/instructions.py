@@ -5,8 +5,8 @@
 
 Times vary with the machine, counts hardly do. Two ranks, which are threads of one process, are
 linked as two processes would be; valgrind runs one thread at a time and hands over where a thread
-yields. What is counted is all of the operation on both ranks, from the call to the return, halved;
-how the ranks join is not. Waiting for the later rank to begin drops out, since two runs with
+yields. The count covers the whole operation on both ranks, from the call to the return, halved; it
+leaves out how the ranks join. Waiting for the later rank to begin drops out, since two runs with
 different numbers of calls are subtracted. Where other programs keep the cores busy a thread that
 has yielded may be late for its turn, and the other one looks around once more; so each run is made
 several times, and the least count is taken.
@@ -40,7 +40,7 @@ RUNS = 12
 
 
 def count(program: Path, operation: str, calls: int) -> int:
-    """Return the instructions of both ranks while they carry out the operation so many times."""
+    """Return the instructions of both ranks while they carry out the operation `calls` times."""
     profile = build.RESULTS / f"callgrind.{operation}.{calls}"
     command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={profile}"]
     command += ["--fair-sched=yes", "--collect-atstart=no", f"--toggle-collect={COUNTED}"]

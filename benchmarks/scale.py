@@ -44,7 +44,7 @@ BED_CORES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """What hosts are joined by, in seconds."""
+    """The network that joins hosts; its costs are in seconds."""
 
     name: str
     message: float  # of either side's time
@@ -60,7 +60,7 @@ NETWORKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What to predict."""
+    """A case to predict."""
 
     hosts: int
     ranks: int  # on each host
@@ -168,8 +168,8 @@ def needs(answers: dict[Question, dict]) -> None:
     each = [group[0]["kilobytes"] / group[0]["ranks"] for group in (one, two, three)]
     row = (each[2] - each[0]) / (256 - 64)
     fixed = each[2] - row * 256
-    # In a barrier of 2 ** k ranks a rank has links with k others before it and k after it, of
-    # which the farthest are the same.
+    # In a barrier of 2 ** k ranks a rank has links with k others before it and k after it. The
+    # farthest on both sides are the same rank.
     links = 256 * (8 - 0.5)
     link = (three[1]["kilobytes"] - three[0]["kilobytes"]) / links
     print(
@@ -260,7 +260,7 @@ def measured(args: argparse.Namespace) -> Network:
 def times_on(
     bed: Sequence[int], questions: Sequence[Question], args: argparse.Namespace
 ) -> dict[Question, float]:
-    """Measure all questions on hosts with so many ranks each: medians."""
+    """Measure all questions on hosts with the ranks of `bed`; return the medians."""
     host_of = [host for host, ranks in enumerate(bed) for _ in range(ranks)]
     program, times = str(rust_bench("collectives")), {}
     with hosts(len(bed)) as net, Jobs() as jobs:

@@ -67,7 +67,7 @@ def rank(place: int, address: str, port: int, threads: str, pipe: Connection) ->
 
 
 class Pair:
-    """Two ranks with so many threads each."""
+    """Two ranks with `threads` threads each."""
 
     def __init__(self, address: str, threads: str) -> None:
         with socket.socket() as probe:

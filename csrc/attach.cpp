@@ -159,7 +159,7 @@ class TorchStore final : public Store {
                 "every rank has unisono installed")};
       }
     } catch (const std::exception&) {
-      // What waits will meet the same trouble, and tell.
+      // The wait itself will meet the same error, and report it.
     }
     return Status{};
   }
@@ -242,8 +242,8 @@ void close_all() noexcept {
     std::lock_guard lock(registry().mutex);
     handles.swap(registry().handles);
   }
-  // What every rank has begun may end in good order, for a little while; that it does not is no
-  // failure to be reported by an interpreter that goes.
+  // Operations that every rank has begun get a second to end in good order. An interpreter that
+  // exits does not report those that do not.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   for (const auto& known : handles) {
     const auto handle = known.lock();

@@ -192,9 +192,9 @@ class Backend final : public c10d::Backend {
 
     Kind kind = Kind::Batch;
     std::vector<WorkPointer> batch;
-    // What is started at the end of the window, in this order. Receives of device memory: streams
-    // share hardware queues, and one that waits must not hold up the sends that peers wait for.
-    // Sends to this rank itself, whose receives may come later in the window.
+    // Operations that start at the end of the window, in this order. Receives of device memory:
+    // streams share hardware queues, and one that waits must not hold up the sends that peers wait
+    // for. Sends to this rank itself, whose receives may come later in the window.
     std::vector<std::function<WorkPointer()>> receives;
     std::vector<std::function<WorkPointer()>> sends_to_self;
     double estimate = 0;

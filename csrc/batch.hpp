@@ -9,9 +9,9 @@
 
 namespace unisono {
 
-// The calls between startCoalescing and endCoalescing, each of which has been started by itself: a
-// link carries messages of many operations at once, so nothing is gained by sending them together,
-// and no order of sends and receives can block. Complete when all are; fails with the first error.
+// The calls between startCoalescing and endCoalescing. Each call has been started by itself: a link
+// carries messages of many operations at once, so nothing is gained by sending them together, and
+// no order of sends and receives can block. Complete when all are; fails with the first error.
 //
 // Calls on device memory may be among them; `devices` are where those are.
 class Batch final : public c10d::Work {

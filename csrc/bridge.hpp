@@ -1,5 +1,5 @@
-// What Rust may call on the C++ side. Free of torch, so that the code cxx generates compiles
-// without torch's headers; work.hpp and attach.cpp implement these classes.
+// The functions and classes of the C++ side that Rust may call. Free of torch, so that the code cxx
+// generates compiles without torch's headers; work.hpp and attach.cpp implement these classes.
 #pragma once
 
 #include <cstdint>

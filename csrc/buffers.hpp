@@ -13,7 +13,7 @@ namespace unisono {
 
 using Tensors = std::vector<at::Tensor>;
 
-// What must stay alive until an operation has ended, and what must be copied back then.
+// Tensors that must stay alive until an operation has ended, and the copies to be made then.
 struct Kept {
   Tensors tensors;
   // Where to, where from: outputs that are not contiguous are received beside and copied into
@@ -86,7 +86,7 @@ class Job {
   at::Tensor multiplied(const at::Tensor& tensor) const;
 
   Collective collective_;
-  // What was given, and what the operation sees of it.
+  // The element type that was given, and the one that the operation sees.
   at::ScalarType type_ = at::kByte;
   at::ScalarType seen_as_ = at::kByte;
   at::Device device_ = at::kCPU;

@@ -139,7 +139,8 @@ inline int64_t milliseconds(std::chrono::milliseconds timeout) {
   return timeout == c10d::kUnsetTimeout ? -1 : std::max<int64_t>(timeout.count(), 0);
 }
 
-// What a handler of a signal has raised in a wait of this thread; null where that was taken before.
+// The exception that a signal handler has raised in a wait of this thread; null where it was taken
+// before.
 inline std::exception_ptr interruption() {
   Raised raised = take_raised();
   if (raised.class_ == 0) return nullptr;
@@ -152,7 +153,8 @@ inline std::exception_ptr interruption() {
 
 // The exception for a failure. A wrong argument is a ValueError; what the network or another
 // process did is a DistNetworkError; the rest, timeouts among them, is a DistBackendError. All but
-// the first are RuntimeErrors. What a handler of a signal has raised in a wait stays what it is.
+// the first are RuntimeErrors. An exception that a signal handler has raised in a wait stays as it
+// is.
 inline std::exception_ptr exception(const Status& status) {
   if (static_cast<Code>(status.code) == Code::Interrupted) {
     if (auto raised = interruption()) return raised;

@@ -115,7 +115,7 @@ Backend::WorkPointer Backend::barrier_on_device(at::Device device,
   Tensors token;
   {
     std::lock_guard lock(token_mutex_);
-    // What is in it does not matter.
+    // Its content does not matter.
     if (!token_.defined()) token_ = at::empty({1}, at::TensorOptions(device).dtype(at::kByte));
     token.push_back(token_);
   }
@@ -131,8 +131,8 @@ void Backend::shutdown() {
                 "a graph is being captured in a stream that the group has used; destroy the group "
                 "after the end of the capture, and when the graph is not needed any more");
   }
-  // What was put into a stream may still have to happen when its host is done with everything, and
-  // happens on a device only with the group.
+  // Operations in a stream may still have to run when the host is done with everything, and they
+  // run on a device only with the group.
   handle_->wait_for_device();
   close();
   end_observation();

@@ -23,8 +23,8 @@ constexpr std::chrono::seconds kPatience(5);
 constexpr std::chrono::seconds kBefore(30);
 
 // Ends the process after that, unless an error of unisono's has been raised: what streams go on
-// with is no result, and a program that has not heard of it would use it. What ProcessGroupNCCL
-// does by default, and at once.
+// with is no result, and a program that has not heard of it would use it. ProcessGroupNCCL does the
+// same by default, and at once.
 void end_unless_raised(std::string cause) {
   const auto failed = Clock::now();
   std::thread([cause = std::move(cause), failed] {
@@ -48,7 +48,7 @@ WeakStorages storages_of(const Tensors& tensors) {
 }  // namespace
 
 void Handle::report(const std::exception_ptr& error) {
-  // What this process ended itself needs no report, nor does a refusal.
+  // A group that this process ended itself needs no report, nor does a refusal.
   if (left_ || group->error().code == 0 || reported_.exchange(true)) return;
   try {
     std::rethrow_exception(error);
@@ -262,7 +262,8 @@ void DeviceWork::synchronize() {
     if (end_) {
       end_->block(current);
     } else {
-      // What was put into the stream since then comes before it, too: late, but not too early.
+      // `current` then also waits for work that was put into the stream since: late, but not too
+      // early.
       c10::Event now(stream_.device_type());
       now.record(stream_);
       now.block(current);

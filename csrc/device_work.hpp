@@ -19,9 +19,8 @@
 
 namespace unisono {
 
-// What is left to be done once the device has got past a call: let go of its tensors and tell the
-// observers. Shared by the call's Work, which may be dropped before, and its operations'
-// completions.
+// Lets go of a call's tensors and tells the observers, once the device has got past the call.
+// Shared by the call's Work, which may be dropped before, and its operations' completions.
 class Passage {
  public:
   using FuturePointer = c10::intrusive_ptr<c10::ivalue::Future>;
@@ -43,7 +42,7 @@ class Passage {
   // One operation has ended, or could not be started.
   void part(std::exception_ptr error);
 
-  // What must stay as it is until the device has got past the call.
+  // Keeps tensors as they are until the device has got past the call.
   void keep(Kept&& kept);
   // Puts outputs that were received beside into place, on `stream`, which is current. False if
   // there are none.
@@ -95,7 +94,7 @@ class DeviceWork final : public c10d::Work {
   Place place() const { return unisono::place(stream_); }
   const c10::Stream& stream() const { return stream_; }
 
-  // What the core calls when one of the operations has ended.
+  // The completion that the core calls when one of the operations has ended.
   std::unique_ptr<Completion> completion() const;
   // After an operation has started.
   void attach(rust::Box<Operation> operation);

@@ -55,7 +55,7 @@ HeapAllocator& heap_allocator() {
   return *allocator;
 }
 
-// What allocates memory of devices, if Python has said what.
+// The operator that allocates memory of devices, if Python has defined one.
 std::optional<c10::OperatorHandle> device_allocator() {
   static const auto found = c10::Dispatcher::singleton().findSchema({"unisono::allocate", ""});
   const auto key = c10::DispatchKey::CompositeExplicitAutograd;

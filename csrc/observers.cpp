@@ -37,7 +37,7 @@ void beside(Body body) {
   auto counted = std::make_shared<Body>(std::move(body));
   auto run = [counted]() mutable {
     (*counted)();
-    // What it holds may be Python objects, which must go before the interpreter may.
+    // It may hold Python objects, which must go before the interpreter may.
     counted.reset();
     abort_threads.fetch_sub(1, std::memory_order_release);
   };
@@ -87,7 +87,7 @@ std::vector<std::shared_ptr<Hook>> Observers::Hooks<Hook>::all() const {
 
 template <typename Hook>
 void Observers::add(Hooks<Hook>& hooks, int64_t id, Hook hook) {
-  // What it replaces is destroyed after the lock is gone: it may hold Python objects.
+  // A hook that it replaces is destroyed after the lock is gone: it may hold Python objects.
   auto held = std::make_shared<Hook>(std::move(hook));
   std::lock_guard lock(mutex_);
   hooks.put(id, held);

@@ -38,8 +38,8 @@ c10d::ReduceOp operator_named(string_view name) {
               c10::str("\"", name, "\" is none of sum, avg, product, min, max, band, bor, bxor"));
 }
 
-// What serves a group, and this backend behind it. It is another one where torch wraps the backend
-// (TORCH_DISTRIBUTED_DEBUG=DETAIL).
+// The backend that serves a group. `directly` is the same one as unisono's class: null on devices,
+// and where torch wraps the backend (TORCH_DISTRIBUTED_DEBUG=DETAIL).
 struct Served {
   c10::intrusive_ptr<c10d::Backend> by;
   Backend* directly;
@@ -183,7 +183,7 @@ at::Tensor broadcast(const at::Tensor& tensor, string_view group, int64_t src) {
   return result;
 }
 
-// What the results look like, for tensors without memory.
+// The shapes and types of the results, for tensors without memory.
 namespace shapes {
 
 int64_t ranks(string_view group) {
@@ -214,7 +214,7 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, string_view group, string_vi
 
 }  // namespace shapes
 
-// Derivatives. What every rank's result contributes to the loss adds up: so the gradient of a sum
+// Derivatives. The contributions of all ranks' results to the loss add up: so the gradient of a sum
 // is the sum of the gradients, as in torch.distributed.nn.
 namespace derivatives {
 

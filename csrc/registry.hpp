@@ -21,7 +21,7 @@ c10::intrusive_ptr<Backend> join_group(const c10::intrusive_ptr<c10d::Store>& st
 
 // The collectives as operators (operators.cpp).
 void define_operators(torch::Library& library);
-// What puts gloo's name in the place of ours (gloos_name.cpp).
+// Functions that put gloo's name in the place of ours (gloos_name.cpp).
 void define_gloos_name(torch::Library& library);
 
 }  // namespace unisono

@@ -15,8 +15,8 @@
 
 namespace unisono {
 
-// What a stream carries. Collectives happen in one order on every rank and share a stream. A
-// message holds up what is behind it until its other side has come, so messages of each direction
+// The traffic of a stream. Collectives happen in one order on every rank and share a stream. A
+// message holds up the work behind it until its other side has come, so messages of each direction
 // and peer have a stream of their own: a receive that waits must not hold up the send that its peer
 // waits for.
 struct Traffic {
@@ -51,7 +51,7 @@ class Streams {
   // The stream that is current on the device, which from now on counts as used. Refused for one
   // that is not there: every later barrier would wait for it.
   c10::Stream current(at::Device device);
-  // The backend's own stream. What is put into it from here on comes after what is in `caller` now.
+  // The backend's own stream. Work put into it from here on comes after the work in `caller` now.
   c10::Stream own(const c10::Stream& caller, Traffic traffic);
 
   // Has a collective on `stream`, which is being captured, come after the group's last one in the
@@ -68,7 +68,7 @@ class Streams {
   // which to wait for would spoil the capture.
   void drain(const std::vector<at::Device>& more);
 
-  // Whether a graph is being captured of which a call of the group is a part.
+  // Whether a graph is being captured that contains a call of the group.
   bool in_capture();
 
  private:

@@ -184,7 +184,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
       Status status = operation->wait(limit);
       if (status.code == 0) continue;
       if (static_cast<Code>(status.code) == Code::Interrupted) {
-        // The group is dead, and the operations end. What is under way on devices does with this.
+        // The group is dead, and the operations end. The abort also ends those on devices.
         handle_->abort("interrupted");
         raise(status);
       }

@@ -50,8 +50,8 @@ struct Handle {
     wait_until([this] { return on_device_.load(std::memory_order_acquire) == 0; });
   }
 
-  // Until `is_over`, which is looked at every millisecond. What a handler of a signal raises
-  // meanwhile is the end of the group, as in the waits of the core.
+  // Waits until `is_over`, which is looked at every millisecond. An exception that a signal handler
+  // raises meanwhile ends the group, as in the waits of the core.
   template <typename Condition>
   void wait_until(const Condition& is_over) const {
     for (int looks = 1; !is_over(); ++looks) {
@@ -188,13 +188,13 @@ class PartCompletion final : public CountedCompletion {
   const Pointer pointer_;
 };
 
-// What the core calls when an operation of a call has ended.
+// The completion that the core calls when an operation of a call has ended.
 template <typename Pointer>
 std::unique_ptr<Completion> completion_of(Pointer pointer) {
   return std::make_unique<PartCompletion<Pointer>>(std::move(pointer));
 }
 
-// What a work and its observers have in common, wherever its memory lies.
+// Shared by works and their observers, wherever the memory lies.
 
 // A number that no other work of this process has.
 uint64_t new_key();

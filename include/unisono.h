@@ -121,7 +121,7 @@ typedef enum unisono_status {
   UNISONO_INTERNAL = 9   /**< a defect in unisono; please report it */
 } unisono_status;
 
-/** What went wrong. */
+/** A failure. */
 typedef struct unisono_error {
   size_t size;           /**< sizeof(unisono_error) */
   unisono_status status; /**< #UNISONO_OK: no call has failed on this thread yet */
@@ -339,7 +339,7 @@ unisono_status unisono_communicator_from_id(const unisono_unique_id* id, int32_t
                                             int32_t world_size, const unisono_config* config,
                                             unisono_communicator** comm);
 
-/** What #unisono_store.get writes to `length` for a key that is not set. */
+/** The `length` that #unisono_store.get writes for a key that is not set. */
 #define UNISONO_NOT_SET SIZE_MAX
 
 /**
@@ -491,9 +491,9 @@ typedef enum unisono_dtype {
 
 /** How contributions are combined, element by element, with the same bits on every rank. The 16 and
  * 8 bit floats are accumulated in float32 and rounded once; a sum that is too large is infinite,
- * one of integers wraps. Averages of integers do not wrap and are rounded toward zero. What has no
- * meaning for a type (order of complex numbers, bits of floats, premultiplied sums of integers,
- * averages of bools) is #UNISONO_UNSUPPORTED. */
+ * one of integers wraps. Averages of integers do not wrap and are rounded toward zero. Operators
+ * without a meaning for a type (order of complex numbers, bits of floats, premultiplied sums of
+ * integers, averages of bools) are #UNISONO_UNSUPPORTED. */
 typedef enum unisono_op {
   UNISONO_SUM = 1,        /**< the sum */
   UNISONO_AVG = 2,        /**< the sum, divided at its end by the number of ranks */
@@ -512,7 +512,7 @@ typedef enum unisono_op {
 /** CUDA's legacy default stream, as cudaStreamLegacy; its cudaStreamPerThread serves as well. */
 #define UNISONO_DEFAULT_STREAM ((void*)1)
 
-/** What an operation takes besides; NULL for none of it. The same struct may serve many calls. */
+/** Further options of an operation; NULL for none. The same struct may serve many calls. */
 typedef struct unisono_options {
   size_t size; /**< sizeof(unisono_options) */
   /** NULL: all buffers are memory of the host. Otherwise they are memory of a CUDA device, and this

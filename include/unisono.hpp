@@ -6,10 +6,10 @@
 //   auto work = comm.async().all_reduce(x, UNISONO_SUM);   // goes on
 //   work.wait();
 //
-// Header only; it adds nothing to the ABI. What unisono.h says of order, threads and buffers holds
-// here. Whatever is contiguous and has data() and size() is a buffer (vector, array, string, span,
-// a C array, a View of memory of your own); its elements are those of dtype_of, which you may add
-// to. Sizes are checked against each other. Every failure is thrown as an Error.
+// Header only; it adds nothing to the ABI. The rules of unisono.h for order, threads and buffers
+// hold here. Whatever is contiguous and has data() and size() is a buffer (vector, array, string,
+// span, a C array, a View of memory of your own); its elements are those of dtype_of, which you may
+// add to. Sizes are checked against each other. Every failure is thrown as an Error.
 #ifndef UNISONO_HPP
 #define UNISONO_HPP
 

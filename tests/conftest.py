@@ -1,4 +1,4 @@
-"""What every Python test shares: which of them are quick or slow, and what is being tested."""
+"""Shared by all Python tests: which of them are quick or slow, and what is being tested."""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ def pytest_configure() -> None:
     named = [name.partition("::")[0] for name in (*SLOW, *QUIET, *CHECK)]
     gone = [name for name in named if not (ROOT / name).exists()]
     assert not gone, f"tests/conftest.py names files that do not exist: {gone}"
-    # What a script starts in the background, or under nohup, ignores signals, and so would all that
-    # is started here. A function that does nothing is the same to this process, and ends with it.
+    # A process that a script starts in the background, or under nohup, ignores signals, and so do
+    # the programs that it starts. A handler that does nothing is the same to this process, and
+    # those programs do not inherit it.
     for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, lambda *_: None)

@@ -127,7 +127,7 @@ def main() -> int:
     counts = [int(count) for count in args.hosts.split(",")]
     host_of = numbered(counts, args.numbering)
     link = None
-    # What asks this to end ends the ranks and the namespaces too.
+    # A SIGTERM to this process ends the ranks and the namespaces too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if (args.delay or args.loss) and not Path(TUN).exists():
         sys.exit(f"no delay or loss can be made here: there is no {TUN}")

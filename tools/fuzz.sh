@@ -3,8 +3,8 @@
 #
 #   tools/fuzz.sh TARGET SECONDS
 #
-# What a target finds goes to fuzz/artifacts, and what it learns to cargo's folder TARGET: fuzz/corpus has the seeds alone.
-# SECONDS is for each of them. It says why it skips where there is no nightly toolchain with cargo-fuzz.
+# The findings of a target go to fuzz/artifacts, and the inputs that it learns to cargo's folder TARGET: fuzz/corpus has the
+# seeds alone. SECONDS is for each target. It says why it skips where there is no nightly toolchain with cargo-fuzz.
 set -euo pipefail
 
 target=$1 seconds=$2
@@ -25,7 +25,7 @@ export ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0
 "$cargo" +nightly fuzz build --target-dir "$target/fuzz"
 programs=$target/fuzz/$(uname -m)-unknown-linux-gnu/release
 
-# One target, as cargo fuzz runs it. What it writes is shown when it has ended.
+# Runs one target as cargo fuzz does. Its output is shown when it has ended.
 fuzz() {
   local name=$1 learned=$target/fuzz/corpus/$1 artifacts=fuzz/artifacts/$1
   mkdir -p "$learned" "$artifacts"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what an extra of pyproject.toml names, once, and leaves the torch of the environment as it is. What needs it
-# leaves it out or skips, so it never fails.
+# Installs what an extra of pyproject.toml names, once, and leaves the torch of the environment as it is. The tools and tests
+# that need the extra do without it or skip, so this never fails.
 #
 #   tools/install-extra.sh VENV EXTRA WHAT WITHOUT
 #

@@ -40,7 +40,7 @@ _MODULES = {
     "unisono.ray": ("ray.py", ("ray.py",)),
     "unisono.horovod.torch.elastic": (f"{_HOROVOD}/elastic.py", (f"{_HOROVOD}/elastic.py",)),
 }
-# What ranks say first, to a store and to each other.
+# The files of the first messages of ranks, to a store and to each other.
 _WIRE = (
     *("engine/message/frame.rs", "engine/collective/header.rs", "transport/handshake/mod.rs"),
     *("transport/shm/segment.rs", "transport/endpoint/address.rs", "rendezvous/unique_id.rs"),

@@ -38,7 +38,7 @@ EVERY = (
 )
 # Each is a build of everything.
 OF_SOURCES = ("3.12:2.15.0", "3.12:none")
-# What the demo needs; ours are installed alone, so that what they bring is seen.
+# The packages of the demo; ours are installed alone, so that the ones they bring are seen.
 NEEDED = ("numpy", "scikit-learn", "rich", "setuptools")
 PATIENCE = 300  # seconds for a program
 LONG = 1800  # seconds for what downloads torch or compiles

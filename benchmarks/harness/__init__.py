@@ -1,1 +1,1 @@
-"""What the benchmarks share: peers under commands, cells measured in turn, tables of ratios."""
+"""Shared by the benchmarks: peers under commands, cells measured in turn, tables of ratios."""

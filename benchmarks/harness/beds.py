@@ -61,7 +61,7 @@ SHARES: dict[str, Callable[[Ranks], float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Bed:
-    """Hosts with so many ranks each, and the links between them."""
+    """Hosts, the number of ranks on each, and the links between the hosts."""
 
     ranks: tuple[int, ...]
     numbering: str = "blocks"
@@ -76,7 +76,7 @@ class Bed:
         return numbered(self.ranks, self.numbering)
 
     def link(self) -> str:
-        """What its links are like."""
+        """The properties of its links, in words."""
         rate = f"{self.rate} Mbit/s" if self.rate else "no limit"
         if self.flow_rate:
             rate = f"{self.flow_rate} Mbit/s for each connection"
@@ -85,7 +85,7 @@ class Bed:
         return rate
 
     def share(self, collective: str, size: int, seconds: float) -> float | None:
-        """Which part of the link's rate a call reaches that takes so long."""
+        """The share of the link's rate that a call of this length reaches."""
         if not self.rate or self.flow_rate or collective not in SHARES:
             return None
         sent = SHARES[collective](self.ranks) * size

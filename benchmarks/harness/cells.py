@@ -17,7 +17,7 @@ CHECKED_UP_TO = 64 << 20  # bytes; above, comparing takes longer than measuring
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What was measured of one collective at one size and world size, on every peer."""
+    """The measurements of one collective at one size and world size, on every peer."""
 
     world: int
     collective: str

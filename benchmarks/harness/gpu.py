@@ -1,4 +1,4 @@
-"""What benchmarks/cuda.py prints: its table and the marks, made from what was measured alone."""
+"""The output of benchmarks/cuda.py: its table and the marks, made from measurements alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GLOO_MARK = 20.0  # times as fast as gloo: 64 MiB all_reduce at 2 and 4 ranks
 
 @dataclass(frozen=True)
 class Setting:
-    """What a cell's times are held against."""
+    """The conditions of a cell, from which the bound of its times follows."""
 
     world: int
     copy_rate: float  # bytes per second

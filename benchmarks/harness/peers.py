@@ -24,7 +24,7 @@ OPEN_MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_C
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What is the same for all cells of a run."""
+    """The options that all cells of a run share."""
 
     out_of_place: bool = False
     most_bytes: int = 64 << 20  # of the largest cell; the bound shares buffers of that size

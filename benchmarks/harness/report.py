@@ -1,4 +1,4 @@
-"""What comes out: tables of ratios, and the same as CSV and JSON."""
+"""The output: tables of ratios, and the same as CSV and JSON."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def torch_table(cells: list[Cell]) -> str:
 
 
 def c_table(cells: list[Cell]) -> str:
-    """What the C header costs: the time from Rust / the time from C."""
+    """The cost of the C header: the time from Rust / the time from C."""
     lines = [title("From C beside from Rust: microseconds")]
     lines.append(f"{'':27}{'size':>9}{'from Rust':>12}{'from C':>12}{'ratio':>9}")
     for cell in cells:
@@ -295,7 +295,7 @@ def machine() -> dict[str, object]:
 
 
 class Stolen:
-    """What the hypervisor gives to others of these cores' time, from now on."""
+    """The share of these cores' time that the hypervisor gives to others, from now on."""
 
     def __init__(self) -> None:
         self.before = self._times()

@@ -50,7 +50,7 @@ enum {
 
 static int rank, world;
 
-/* What all processes see: the buffers' memory is mapped before the fork. */
+/* The state that all processes see. The buffers' memory is mapped before the fork. */
 static struct shared {
   volatile int arrived;
   volatile int turn;

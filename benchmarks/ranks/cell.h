@@ -1,6 +1,6 @@
 /*
- * What the measuring programs in C share: one collective at one size with its buffers, what its
- * result must be, and the driver's commands. The program says how its runtime carries it out:
+ * Shared by the measuring programs in C: one collective at one size with its buffers, its expected
+ * result, and the driver's commands. The program says how its runtime carries it out:
  *
  *   call          the collective in `cell`, once
  *   meet          a barrier
@@ -94,7 +94,7 @@ static void prepare(enum kind kind, size_t bytes) {
 
 enum { PERIOD = 7, ALL_ROOTS_UP_TO = 1 << 20 };
 
-/* What element `index` of rank `of`'s contribution is in a check: small, so that sums are exact. */
+/* Element `index` of rank `of`'s contribution in a check: small, so that sums are exact. */
 static int value(int of, size_t index) {
   return (int)((3 * (size_t)of + index) % PERIOD) + 1;
 }
@@ -118,7 +118,7 @@ static int get(const char* from, size_t index) {
   return cell.element == 4 ? (int)((const float*)from)[index] : ((const uint8_t*)from)[index];
 }
 
-/* What element `index` of this rank's output must be; -1 where the call leaves nothing. */
+/* The expected element `index` of this rank's output; -1 where the call leaves nothing. */
 static int expected(size_t index, int root) {
   const size_t shard = cell.shard, own = shard * rank;
   switch (cell.kind) {

@@ -1,8 +1,8 @@
-"""What ranks in Python have in common: they answer commands, and time calls hot or cold.
+"""Shared by the ranks in Python: they answer commands, and time calls hot or cold.
 
-The words are channel.h's, and one more, `cold BYTES`: from then on a rank goes over so many bytes
-of other memory before each call that is timed, so that the caches of its core hold nothing of the
-buffers; 0 ends that. Neither this nor the meeting of all ranks after it is part of the time.
+The words are channel.h's, and one more, `cold BYTES`: from then on a rank goes over BYTES of other
+memory before each call that is timed, so that the caches of its core hold nothing of the buffers;
+0 ends that. Neither this nor the meeting of all ranks after it is part of the time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Clock:
         return "ok"
 
     def seconds(self, call: Callable[[], object], meet: Callable[[], object], calls: int) -> float:
-        """Return what so many calls take after a meeting of all ranks."""
+        """Return the time that `calls` calls take after a meeting of all ranks."""
         if self.other_memory is None:
             meet()
             start = time.perf_counter()

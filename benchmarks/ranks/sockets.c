@@ -1,5 +1,5 @@
 /*
- * What plain sockets take between hosts: sockets FOLDER RANK WORLD HOST_OF ADDRESS...
+ * The time that plain sockets take between hosts: sockets FOLDER RANK WORLD HOST_OF ADDRESS...
  *
  * HOST_OF is the number of the host of each rank, as 0,0,1,1; ADDRESS is that of each host. A
  * process has one connection to its counterpart on the next host, and one from that on the host

@@ -95,7 +95,7 @@ int main(void) {
                            NULL));
   CUDA_CHECK(cuda.to_host(result, numbers, COUNT * sizeof(int32_t), stream));
   CUDA_CHECK(cuda.synchronize(stream));
-  /* What went wrong after a call had returned, if anything did. */
+  /* The failure of an operation after its call had returned, if there was one. */
   CHECK(unisono_communicator_status(comm));
 
   size_t wrong = 0;

@@ -1,4 +1,4 @@
-/* What the examples share: every call is checked, and a failure ends the rank with its reason. */
+/* Shared by the examples: every call is checked, and a failure ends the rank with its reason. */
 #ifndef EXAMPLE_H
 #define EXAMPLE_H
 

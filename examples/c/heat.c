@@ -17,7 +17,7 @@
 #define RATE 0.2
 #define ENOUGH 0.02
 #define MOST_STEPS 5000
-/* Every so many steps the ranks ask each other how much has changed. */
+/* Every LOOK_EVERY steps the ranks ask each other how much has changed. */
 #define LOOK_EVERY 50
 
 #define UP 1

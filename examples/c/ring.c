@@ -10,7 +10,7 @@
 
 #define COUNT 100000
 
-/* What rank `owner` has at place `i`. */
+/* The element of rank `owner` at place `i`. */
 static int64_t element(int32_t owner, size_t i) {
   return (int64_t)(owner + 1) * (int64_t)(i % 1000);
 }

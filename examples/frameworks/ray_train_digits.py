@@ -86,7 +86,7 @@ def main() -> None:
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(storage_path=folder),
         )
-        # What the function returned on rank 0.
+        # The value that the function returned on rank 0.
         print("\n".join(trainer.fit().return_value))
     ray.shutdown()
 

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/inference/generate.py
     torchrun --nproc-per-node 2 examples/inference/generate.py --sums gloo     # or deepspeed
 
-Every rank has the weights of some attention heads and of a part of each feed-forward layer. What
-the ranks compute of a layer's output is added up twice in each layer, in place, by an operator that
+Every rank has the weights of some attention heads and of a part of each feed-forward layer. The
+partial outputs of the ranks are added up twice in each layer, in place, by an operator that
 torch.compile keeps in its graph: `torch.ops.unisono.all_reduce_`. The weights are random, so the
 text says nothing; but it is the same text that one process generates with all of the weights.
 """
@@ -90,7 +90,7 @@ def summing(how: str) -> Callable[[Tensor], object]:
 
         operator = ShareMemCommBuilder().load(verbose=False)
         operator.initialize(dist.get_world_size(), dist.get_rank())
-        # What it says of itself does not suffice for torch.compile.
+        # Its registration does not suffice for torch.compile.
         return torch.compiler.disable(torch.ops.deepspeed.inference_all_reduce_)
     return torch.compiler.disable(dist.all_reduce)
 

@@ -14,7 +14,7 @@
 ##SBATCH --account=NAME
 set -euo pipefail
 
-# So many ranks has each node.
+# The number of ranks on each node.
 export PER_NODE=2
 
 # Where unisono and torch are installed: at the same path on every node.

@@ -1,4 +1,4 @@
-// What a buffer may be: element types, views, and memory of the shared heap. Part of unisono.hpp.
+// Buffers: element types, views, and memory of the shared heap. Part of unisono.hpp.
 #ifndef UNISONO_BUFFERS_HPP
 #define UNISONO_BUFFERS_HPP
 

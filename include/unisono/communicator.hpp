@@ -98,7 +98,7 @@ class Communicator final : public Operations<Communicator> {
     check(unisono_communicator_abort(handle_, reason.c_str()));
   }
 
-  // What this rank was last in, a line for each operation.
+  // The latest operations of this rank, a line for each.
   std::string report() const {
     std::size_t length = 0;
     check(unisono_communicator_report(handle_, nullptr, 0, &length));

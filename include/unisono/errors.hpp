@@ -11,7 +11,7 @@
 
 namespace unisono {
 
-// What went wrong, in words, and what it is the end of.
+// A failure: its message, and whether the communicator is dead.
 class Error : public std::runtime_error {
  public:
   Error(unisono_status status, const std::string& message)

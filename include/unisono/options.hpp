@@ -53,7 +53,7 @@ inline void* default_stream() noexcept {
   return reinterpret_cast<void*>(std::uintptr_t{1});
 }
 
-// What an operation takes besides: Options().timeout(std::chrono::seconds(3)).
+// Further options of an operation: Options().timeout(std::chrono::seconds(3)).
 class Options {
  public:
   Options() = default;

@@ -1,4 +1,4 @@
-// What ranks meet by: a unique id, or a store of the program's. Part of unisono.hpp.
+// The ways in which ranks meet: a unique id, or a store of the program's. Part of unisono.hpp.
 #ifndef UNISONO_STORE_HPP
 #define UNISONO_STORE_HPP
 
@@ -23,7 +23,7 @@ inline UniqueId make_unique_id(const Config* config = nullptr) {
   return id;
 }
 
-// A key-value store of yours that all ranks reach. What a function throws, joining throws.
+// A key-value store of yours that all ranks reach. Joining throws what its functions throw.
 class Store {
  public:
   virtual ~Store() = default;

@@ -1,4 +1,4 @@
-// What waits for operations: one, several, and groups of calls. Part of unisono.hpp.
+// Waiting for operations: one, several, and groups of calls. Part of unisono.hpp.
 #ifndef UNISONO_WORK_HPP
 #define UNISONO_WORK_HPP
 

@@ -3,12 +3,12 @@
 Programs ask for gloo in three ways, and each has its place here: by name, where torch makes a
 group (:func:`_serve_the_name`); by the class ``ProcessGroupGloo``, which some construct and put
 into a group themselves (:func:`_serve_the_class`); and by asking whether a backend is of that
-class. What a program compares, ``get_backend()`` above all, still says gloo.
+class. Values that a program compares, ``get_backend()`` above all, still say gloo.
 
 The groups are CUSTOM to torch's C++ code. It takes what is registered as GLOO for its own class and
 reads fields of it.
 
-What gloo alone can goes to gloo itself, and one line says so.
+Requests that only gloo can serve go to gloo itself, and one line says so.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
         ) -> Any:
             if not any(isinstance(base, Likeness) for base in bases):
                 return super().__new__(cls, name, bases, body)
-            # What adds to gloo's class builds upon gloo.
+            # A class that adds to gloo's class builds upon gloo.
             _say_once(name, f"the class {name} derives from ProcessGroupGloo and stays on gloo")
             own = tuple(genuine if base is likeness else base for base in bases)
             return type(genuine)(name, own, body, **kwargs)
@@ -305,7 +305,7 @@ def _construct(
     timeout: timedelta | None = None,
     enable_reconfigure: bool = False,
 ) -> Any:
-    """What ``ProcessGroupGloo(...)`` makes. torch takes options or a timeout as the fourth."""
+    """Make a ``ProcessGroupGloo(...)``. torch takes options or a timeout as the fourth argument."""
     from unisono import _torch_names
     from unisono.torch import create_backend
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "c"
-# What ``python -m unisono`` answers, and with what.
+# The flags that ``python -m unisono`` answers, and the answer to each.
 FLAGS = {
     "--includedir": "the folder of unisono.h and unisono.hpp",
     "--libdir": "the folder of libunisono",

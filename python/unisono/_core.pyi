@@ -187,7 +187,7 @@ class Work(Generic[_T_co]):
     @property
     def operation(self) -> str: ...
 
-# What `unisono.transports` is made of.
+# The parts of `unisono.transports`.
 @final
 class _Port:
     def __new__(cls) -> _Port: ...

@@ -46,7 +46,7 @@ def _belongs_here(python: Path) -> bool:
     # The file itself says little: in an environment it is a link to the Python that made it.
     if python.parent.resolve() == Path(sys.executable).parent.resolve():
         return True
-    # What is elsewhere may be a link, or a shim that chooses a Python.
+    # A Python that is elsewhere may be a link, or a shim that chooses a Python.
     try:
         said = subprocess.run(
             [python, "-I", "-c", "import sys; print(sys.prefix)"],

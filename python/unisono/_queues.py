@@ -15,9 +15,9 @@ import sys
 
 _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 _MOST = 32
-# What each process asks for where they share a pool: without the variable it gets 2, of which
-# streams soon share one. (An H200 gave 3 processes 32 each, 7 of them 16, 15 of them 8, and 48 of
-# them 2.)
+# The most queues that a process asks for where processes share a pool. Without the variable it gets
+# 2, and streams soon share one of them. (An H200 gave 3 processes 32 each, 7 of them 16, 15 of them
+# 8, and 48 of them 2.)
 _MOST_OF_A_POOL = 8
 _POOL = 96
 
@@ -34,7 +34,7 @@ def widen() -> None:
 
 
 def wanted(ranks: int) -> dict[str, str]:
-    """Return the variable to set in each of so many ranks of a host (0: not known).
+    """Return the variable to set in each rank of a host with `ranks` ranks (0: not known).
 
     It is empty where the driver's own choice is to stay.
     """

@@ -2,8 +2,8 @@
 
 The program is a child of this process, in the same process group, so a terminal reaches it as if it
 had been started by itself. Its exit status is passed on, or the signal that ended it, and so are
-the signals that this process gets from others. What it starts inherits the environment, and with it
-``UNISONO_AS_GLOO``.
+the signals that this process gets from others. Processes that it starts inherit the environment,
+and with it ``UNISONO_AS_GLOO``.
 
 At the end this process says so if unisono did nothing: if no process here made a group on gloo. One
 that makes a group tells it at a socket, which has its name in the environment and no file
@@ -43,8 +43,8 @@ NOTHING = (
     "starts no ranks: put the command that does after it, such as torchrun, or use `unisono launch "
     "--as-gloo -n RANKS PROGRAM`"
 )
-# What others may send to this process and mean for the program. Of those that a terminal sends to
-# its process group, the program has got its own.
+# Signals that others may send to this process and mean for the program. Of those that a terminal
+# sends to its process group, the program has got its own.
 _PASSED_ON = {
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1),
     *(signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT),

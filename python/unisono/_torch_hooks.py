@@ -29,7 +29,7 @@ def int8_hook(
     ranks is off by at most 1/254 of the largest magnitude among its neighbours: once for each of
     ``h - 1`` hosts' sums, divided by ``n``, and once for the average. Where hosts have different
     numbers of ranks nothing is summed inside them, and the contributions of ``n - 1`` ranks are
-    rounded. All ranks get the same bits. What is not finite makes its 128 neighbours NaN.
+    rounded. All ranks get the same bits. A value that is not finite makes its 128 neighbours NaN.
 
     Parameters
     ----------

@@ -172,7 +172,7 @@ def _accept_other_members() -> None:
         setattr(Backend, "perform_nocolor_split", lambda _self, _device: None)  # noqa: B010
 
 
-# What backends were built with by the class of another one, where torch does not say.
+# Options of backends that the class of another backend has built, where torch does not tell them.
 _built_with: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -281,7 +281,7 @@ def _gather_by_thread(dist: Any, c10d: Any) -> None:
 
 def _replace(dist: Any, c10d: Any, name: str, function: Any) -> None:
     setattr(c10d, name, function)
-    # What is named there too was taken over at its import.
+    # A name that is in `dist` too was copied at its import.
     if hasattr(dist, name):
         setattr(dist, name, function)
 

@@ -1,8 +1,8 @@
 """Object collectives of torch in one round, for groups on unisono.
 
-torch sends the sizes of the pickled objects first and the objects after them. What schedulers and
-checkpoints send is small, and a round costs more than its bytes. So the first round carries the
-size and the bytes of each small object in an envelope of fixed size. A larger object follows by
+torch sends the sizes of the pickled objects first and the objects after them. Schedulers and
+checkpoints send small objects, and a round costs more than its bytes. So the first round carries
+the size and the bytes of each small object in an envelope of fixed size. A larger object follows by
 itself: in a broadcast or all_gather by one more of those, in a gather or scatter as a message
 between the two ranks that know of it.
 
@@ -34,7 +34,7 @@ _TAG = 0x6F626A73
 
 
 def serve(dist: Any, c10d: Any, is_ours: Callable[[Any], bool]) -> None:
-    """Replace torch's object collectives for the groups of which `is_ours` holds."""
+    """Replace torch's object collectives for the groups for which `is_ours` is true."""
     for ours in (broadcast_object_list, all_gather_object, gather_object, scatter_object_list):
         function = _in_place_of(getattr(c10d, ours.__name__), ours, c10d, is_ours)
         setattr(c10d, ours.__name__, function)

@@ -1,4 +1,4 @@
-"""What `pg_options=` takes; a module of its own because the base class needs torch."""
+"""The options for `pg_options=`; a module of its own because the base class needs torch."""
 
 from __future__ import annotations
 

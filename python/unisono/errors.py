@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions.
+"""The failures of unisono, as exceptions.
 
 Every error of unisono is an :class:`Error`. Its class says what kind of failure it is; most are
 also the exception that Python has for that kind, so ``except TimeoutError`` works.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAME", "UnisonoGroup", "register"]
 
-# What `backend=` takes.
+# The value of `backend=`.
 NAME: str = "UNISONO"
 
 _OPERATORS = {"SUM": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "AVERAGE": "avg"}

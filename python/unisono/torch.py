@@ -79,7 +79,7 @@ def mem_pool(device: torch.device | int | None = None) -> torch.cuda.MemPool:
 
     DDP's buckets come from it by themselves, and FSDP2's buffers after
     ``set_allocate_memory_from_process_group_for_comm(True)``. docs/cuda.md says which collectives
-    have something of it. What the pool has taken of the device it keeps.
+    have something of it. The pool keeps the memory that it has taken of the device.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 //! The C ABI: the header beside the Rust that stands behind it, both ways, and beside what was released.
 //!
 //! The prototypes that cbindgen makes of the Rust functions are compiled after the header, so that a difference is a
-//! compiler's error; the numbers, the constants and the layout of structs that Rust has are asserted in C. What one side
-//! has, the other must have. Then all of it is compared, as text, with `tests/c/abi/`, one file for each minor version:
+//! compiler's error; the numbers, the constants and the layout of structs that Rust has are asserted in C. Both sides
+//! must have the same items. Then all of it is compared, as text, with `tests/c/abi/`, one file for each minor version:
 //! the current one must be the same to the letter (`UNISONO_TEST_BLESS=1` writes it, once the minor version is released
 //! only with more than there was), of the others nothing may be gone. docs/versioning.md says what that promises.
 
@@ -48,8 +48,8 @@ fn compile(name: &str, source: &str, preprocess: bool) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
-/// What the header declares, each with single spaces: without comments, macros and what it includes. Preprocessed once, for
-/// all tests.
+/// The declarations of the header, each with single spaces: without comments, macros and included headers. Preprocessed
+/// once, for all tests.
 fn declarations() -> &'static [String] {
     static DECLARATIONS: LazyLock<Vec<String>> = LazyLock::new(preprocessed);
     &DECLARATIONS

@@ -1,5 +1,5 @@
 /*
- * What is wrong with a call is said: a status, a sentence, nothing written, nothing sent, and the
+ * An invalid call gets a status and a sentence; nothing is written, nothing is sent, and the
  * communicator lives. After abort it does not, and says why.
  */
 #include <math.h>

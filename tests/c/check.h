@@ -1,8 +1,7 @@
 /*
- * What the C tests share. A test program is one rank: its environment says which (RANK,
- * WORLD_SIZE), and the folder of a store in a file is its first argument. It says on standard error
- * what it is in, so that a test that hangs shows where, and ends with 1 at the first thing that is
- * wrong.
+ * Shared by the C tests. A test program is one rank: its environment says which (RANK, WORLD_SIZE),
+ * and the folder of a store in a file is its first argument. It prints the step it is in to
+ * standard error, so that a test that hangs shows where, and ends with 1 at the first error.
  */
 #ifndef CHECK_H
 #define CHECK_H
@@ -20,7 +19,7 @@ static inline int environment_number(const char* name) {
   return text ? atoi(text) : -1;
 }
 
-/* What the rank is in now. */
+/* Prints the step that the rank is in now. */
 static inline void in(const char* what) {
   fprintf(stderr, "rank %d: %s\n", check_rank, what);
 }

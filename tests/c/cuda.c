@@ -1,6 +1,6 @@
 /*
  * Buffers on a CUDA device: an operation happens in the order of its stream, and the call returns
- * before. What is wrong is said before anything is sent.
+ * before. An invalid call is refused before anything is sent.
  */
 #include "driver.h"
 
@@ -80,7 +80,7 @@ static void collectives(void* named, void* stream) {
   synchronize(stream);
 }
 
-/* What is put in later sees the result; the call returns although its input is not there yet. */
+/* Later work of the stream sees the result; the call returns before its input is there. */
 static void order(void* stream) {
   unisono_options options = UNISONO_OPTIONS_INIT;
   options.stream = stream;

@@ -1,6 +1,6 @@
 /*
- * What ends a communicator, and the error that every rank gets: `failures mismatch`, `failures
- * dies`, `failures late`, `failures absent`. The last rank is the one that fails.
+ * The events that end a communicator, and the error that every rank gets: `failures mismatch`,
+ * `failures dies`, `failures late`, `failures absent`. The last rank is the one that fails.
  */
 #include <signal.h>
 #include <time.h>

@@ -52,7 +52,7 @@ class Program:
     `environment` may say ``{scratch}`` for a folder that each run gets for itself; a program that
     is `at_home` runs in the folder where this one does, any other in its scratch folder. Of
     `explained` the keys are patterns of parts that may differ. `limit` is for the whole; None means
-    LIMIT for a command and an hour for tests, of which each has LIMIT.
+    LIMIT for a command, and an hour for tests with LIMIT for each.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Difference:
 
 @dataclass
 class Row:
-    """What the comparison of a program found."""
+    """The result of comparing a program."""
 
     name: str
     there: Outcome
@@ -104,12 +104,12 @@ class Row:
 
     @property
     def lost(self) -> list[Difference]:
-        """What passed on gloo alone."""
+        """The parts that passed on gloo alone."""
         return [each for each in self.differences if each.is_loss]
 
     @property
     def gained(self) -> list[Difference]:
-        """What passed on unisono alone."""
+        """The parts that passed on unisono alone."""
         return [each for each in self.differences if each.on_unisono == "passed" != each.on_gloo]
 
     @property

@@ -7,8 +7,8 @@
     python tests/conformance/run.py --all           also those that gloo skips, which must not fail
     python tests/conformance/run.py --backend gloo --all   gloo itself
 
-``expected.json`` lists what must pass: the tests that gloo passes on CPUs, and the all_to_all
-tests of mpi, of which three want eight ranks. The exit status is 1 when one of them does not pass
+``expected.json`` lists the tests that must pass: those that gloo passes on CPUs, and the all_to_all
+tests of mpi, three of them for eight ranks. The exit status is 1 when one of them does not pass
 or any test fails.
 """
 

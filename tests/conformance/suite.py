@@ -22,7 +22,7 @@ from typing import Any
 BACKEND = os.environ.get("CONFORMANCE_BACKEND", "unisono")
 _SUITE = "torch.testing._internal.distributed.distributed_test"
 
-# What the suite reads from the environment at import. Its processes import this module anew.
+# The variables that the suite reads at import. Its processes import this module anew.
 for _name, _value in {
     "BACKEND": "gloo",
     "WORLD_SIZE": "3",

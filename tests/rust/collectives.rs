@@ -37,7 +37,7 @@ fn run_by(
     ranks::run(transport, world, &settings, |comm| body(&comm));
 }
 
-/// What `rank` contributes at `index`.
+/// The element at `index` of the contribution of `rank`.
 fn value(rank: usize, index: usize) -> i64 {
     ((rank + 1) * 1000 + index * 7 % 501) as i64
 }
@@ -79,7 +79,7 @@ fn all_reduce_and_reduce() {
     }
 }
 
-/// What is kept of short operations serves the next one that is like it, and no other.
+/// The state kept of a short operation serves the next one that is like it, and no other.
 #[test]
 fn alike_and_unlike_operations_follow_each_other() {
     let shapes: [(usize, ReduceOp, usize); 7] = [

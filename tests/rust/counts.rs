@@ -1,4 +1,4 @@
-//! Ranks that were given counts that do not fit together, of which one is zero: all of them learn of it.
+//! Ranks whose counts do not fit together, with a zero among them: all of the ranks learn of it.
 //!
 //! A rank whose counts are all zero has nothing to move, and must not leave with success while another waits for it.
 
@@ -27,7 +27,7 @@ fn run(transport: Transport, world: usize, body: impl Fn(&Communicator) + Send +
 struct Meeting(AtomicUsize);
 
 impl Meeting {
-    /// Waits until so many have come, though not for ever: one may have panicked.
+    /// Waits until `ranks` have come, though not for ever: one may have panicked.
     fn wait_for(&self, ranks: usize) {
         let begun = Instant::now();
         self.0.fetch_add(1, Ordering::AcqRel);
@@ -336,7 +336,7 @@ fn links(comm: &Communicator) -> u64 {
     links.expect("a number of links").1
 }
 
-/// What a rank holds grows with those it talks to, and not with the ranks there are.
+/// The resources of a rank grow with the ranks it talks to, and not with the ranks there are.
 #[test]
 fn only_ranks_that_exchange_something_have_links() {
     const WORLD: usize = 7;
@@ -444,7 +444,7 @@ fn nothing_everywhere_is_in_order() {
     }
 }
 
-/// What an `all_to_all` with many zeros costs: `cargo test --release --test counts -- --ignored --nocapture`.
+/// The cost of an `all_to_all` with many zeros: `cargo test --release --test counts -- --ignored --nocapture`.
 #[test]
 #[ignore = "run by hand: it measures and asserts nothing, and a claim about time is no test"]
 fn the_cost_of_zeros() {

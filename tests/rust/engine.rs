@@ -1,5 +1,5 @@
-//! What the engine promises beside right results: every wait ends, with an error that says why; nothing is left
-//! behind; nothing that is under way is forgotten.
+//! The engine's promises beside right results: every wait ends, with an error that says why; nothing is left behind;
+//! nothing that is under way is forgotten.
 //!
 //! Ranks are threads. Waits that hang fail by the group's own timeout, which no test here expects unless it says so.
 
@@ -813,7 +813,7 @@ fn a_receive_that_is_only_polled_ends() {
         run(transport, 2, |comm| {
             if comm.rank() == 0 {
                 let mut byte = 0;
-                // What comes after the message with tag 2 is taken, so that one has to be kept.
+                // A message that comes after the one with tag 2 is taken first, so the one with tag 2 has to be kept.
                 comm.receive_slice(&mut [0_u8], Some(1), 3)
                     .expect("a signal");
                 let (_work, told) = start_receive(&comm, &mut byte, Some(1), 2);

@@ -1,8 +1,8 @@
 //! The order of the code: no module uses one that stands after it in the list of `lib.rs`, and files that use each other
 //! in a circle are few. A crate that the runtime is divided into is a module here.
 //!
-//! The sources are parsed. What `cfg(test)`, `cfg(fuzzing)` and `cfg(loom)` add is left out: tests may look anywhere. A
-//! path counts where its first segment is `crate`, `self`, `super`, a crate of ours or a module of the file, in a `use`, in code
+//! The sources are parsed. Code for `cfg(test)`, `cfg(fuzzing)` and `cfg(loom)` is left out: tests may look anywhere. A path
+//! counts where its first segment is `crate`, `self`, `super`, a crate of ours or a module of the file, in a `use`, in code
 //! and in the arguments of a macro; a name that a `mod.rs` re-exports counts for the file that has it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -354,7 +354,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         visit::visit_path(self, path);
     }
 
-    /// What a macro is given is not parsed: a path in it is `crate` and what follows.
+    /// The arguments of a macro are not parsed: a path in them is `crate` and what follows.
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         let text = call.tokens.to_string().replace(' ', "");
         for (at, _) in text.match_indices("crate::") {
@@ -381,7 +381,7 @@ fn is_built(attributes: &[Attribute]) -> bool {
         .all(|condition| holds(&condition) != Some(false))
 }
 
-/// What `condition` is in a build of the library: nothing is known of targets.
+/// The value of `condition` in a build of the library, if it is known: nothing is known of targets.
 fn holds(condition: &Meta) -> Option<bool> {
     const OF_TESTS: [&str; 4] = ["test", "doctest", "fuzzing", "loom"];
     match condition {

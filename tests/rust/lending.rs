@@ -373,7 +373,7 @@ fn a_rank() {
             true => gather_and_reduce(&comm, &mut beside, &mut data),
             false => comm.all_reduce(&mut data, ReduceOp::Sum),
         };
-        // What is not reduced goes another way where memory is private.
+        // Data that is not reduced goes another way where memory is private.
         let done = reduced.and_then(|()| match stops {
             true => Ok(()),
             false => comm.all_gather(&data[..count / 4], &mut all),
@@ -542,7 +542,7 @@ impl Maker {
     }
 }
 
-/// What `rank` contributes at `index`.
+/// The element at `index` of the contribution of `rank`.
 fn value(rank: usize, index: usize) -> i64 {
     ((rank + 1) * 1000 + index * 7 % 501) as i64
 }

@@ -40,7 +40,7 @@ impl End {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the region owns so many; no transfer moves them when tests look.
+        // SAFETY: the region owns `length` bytes; no transfer moves them when tests look.
         unsafe { std::slice::from_raw_parts(self.start, self.length) }
     }
 
@@ -263,7 +263,7 @@ fn a_peer_that_has_closed_ends_transfers() {
         right.port.close(SOON).expect("nothing is in use");
         let begun = Instant::now();
         let error = loop {
-            // What was on its way when the peer closed may still arrive.
+            // Data that was on its way when the peer closed may still arrive.
             match left
                 .write(1 << 20, &whole)
                 .and_then(|write| write.wait(Some(SOON)))

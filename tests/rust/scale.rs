@@ -110,7 +110,7 @@ fn descriptors() -> usize {
         .count()
 }
 
-/// Lets this process have so many descriptors; says so and returns false where it may not.
+/// Lets this process have `wanted` descriptors; says so and returns false where it may not.
 fn may_have_descriptors(wanted: u64) -> bool {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= wanted) {
@@ -189,8 +189,8 @@ fn five_hundred_ranks_in_one_process() {
         together.wait();
         drop((comm, rest));
     });
-    // Nine rounds: so many peers to send to, and as many to receive from. A link has two ends, each of them with a descriptor or
-    // two; a rank has a handful of its own.
+    // Nine rounds: nine peers to send to, and as many to receive from. A link has two ends, each of them with a descriptor
+    // or two; a rank has a handful of its own.
     let most = WORLD * (2 * 9 * 2 + 8);
     let counted = counted.into_inner();
     assert!((1..most).contains(&counted), "{counted} descriptors");

@@ -27,7 +27,7 @@ INCLUDE = CHECKOUT / "include"
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
 BUILD_SECONDS = 600
 OUTPUT_LINES = 30
-# What the programs make of the driver's is theirs to leave: memory and streams, but none of these.
+# The programs may leave memory and streams that they made in the driver, but none of these.
 LEFT_IN_THE_DRIVER = (
     "registrations",
     "imports",
@@ -41,7 +41,7 @@ GRACE = 15.0
 
 
 class MissingError(Exception):
-    """What cannot be tested here, and why."""
+    """Something cannot be tested here; the message says why."""
 
 
 @functools.cache
@@ -186,7 +186,7 @@ def _wait(
 
 
 def _threads(pid: int) -> str:
-    """What each thread of a process waits for, as far as the kernel tells."""
+    """The waits of a process's threads, as far as the kernel tells."""
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
         try:

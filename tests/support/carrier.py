@@ -3,8 +3,8 @@
 The kernel's netem does this where it is built in, which is not everywhere. Each host of
 `namespaces` gets a TUN device as its interface, and a process of its own, which runs this file,
 carries what the hosts send: a packet waits for its sender's link, goes over it at its rate,
-travels, and may be lost on the way. What finds the queue of a link full is lost too, as in a
-router.
+travels, and may be lost on the way. A packet that finds the queue of a link full is lost too, as in
+a router.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DESTINATION = 19
 
 @dataclass(frozen=True)
 class Link:
-    """What connects each host to the others, in each direction."""
+    """The connection of each host to the others, in each direction."""
 
     rate: float = 0
     """Bits per second; 0 is without limit."""
@@ -92,7 +92,7 @@ class Carrier:
 
 
 class Network:
-    """What is under way between the hosts."""
+    """The packets that are under way between the hosts."""
 
     def __init__(self, link: Link, devices: Sequence[int]) -> None:
         self.link = link

@@ -1,4 +1,4 @@
-"""What ranks do with arrays on CUDA devices, for test_numpy_cuda.py and the tests on a real GPU."""
+"""The rank functions for arrays on CUDA devices, for test_numpy_cuda.py and tests on a real GPU."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def forms_of_a_stream() -> None:
 
 
 def refusals() -> None:
-    """What is wrong with an array is said, nothing is sent, and the communicator lives."""
+    """An invalid array gets an error, nothing is sent, and the communicator lives."""
     cuda().enter(0)
     invalid = unisono.InvalidArgumentError
     with unisono.init(timeout=60) as comm:
@@ -347,7 +347,7 @@ def refusals() -> None:
 
 
 def refused_interfaces(comm: unisono.Communicator) -> None:
-    """What is wrong with a `__cuda_array_interface__`."""
+    """Errors in a `__cuda_array_interface__`."""
     good = InterfaceArray(np.ones(3, np.float32))
 
     class Changed:
@@ -415,7 +415,7 @@ def kept_alive() -> None:
             assert alive() is not None
             gate.open()
             stream.synchronize()
-            # What a completion lets go of is given back when Python is entered next.
+            # Objects that a completion lets go of are given back when Python is entered next.
             for _ in until(lambda alive=alive: alive() is None):
                 repr(comm.error)
                 gc.collect()
@@ -427,7 +427,7 @@ def closed_at_once() -> None:
     stream = Stream()
     array = InterfaceArray(np.zeros(1000, np.float32), stream=stream)
     with unisono.init(timeout=60) as comm:
-        # What is made at the first call may wait for the device.
+        # The set-up of the first call may wait for the device.
         comm.all_reduce(array)
         gate = stream.gate()
         array.fill(np.full(1000, comm.rank, np.float32))

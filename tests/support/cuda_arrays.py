@@ -32,7 +32,7 @@ class Cuda:
         assert code == 0, f"{name}: CUDA error {code}"
 
     def made(self, name: str, *arguments: Any) -> int:
-        """What a call stores in its first argument: an address or a handle."""
+        """The value that a call stores in its first argument: an address or a handle."""
         place = ctypes.c_size_t()
         self.call(name, ctypes.byref(place), *arguments)
         return place.value
@@ -71,7 +71,7 @@ def device_count() -> int:
         return 0
 
 
-# What was made and is to be given back, by address or handle, and how.
+# Objects to give back, by address or handle, and the function that does it.
 _MADE: dict[int, str] = {}
 _GATES: list[Gate] = []
 
@@ -164,7 +164,7 @@ class Memory:
         self._copy("cuMemcpyHtoDAsync_v2", self.address, self.staged.address)
 
     def later(self) -> Pinned:
-        """What the array holds when the stream comes here; to be read after synchronising it."""
+        """The array's content when the stream comes here; to be read after synchronising it."""
         self._copy("cuMemcpyDtoHAsync_v2", self.fetched.address, self.address)
         return self.fetched
 
@@ -220,7 +220,7 @@ class _Managed(ctypes.Structure):
 
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _NAMED_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
-# What capsules stand on, by the address of their struct, until their destructor is called.
+# Objects that capsules need, by the address of their struct, until their destructor is called.
 _EXPORTED: dict[int, tuple[Any, ...]] = {}
 _NAME = b"dltensor"
 
@@ -285,5 +285,5 @@ KINDS = {"interface": InterfaceArray, "dlpack": DLPackArray, "both": BothArray}
 
 
 def stream_keyword(array: Memory) -> dict[str, int]:
-    """What says the array's stream where the array itself does not: DLPack has no place for it."""
+    """The stream as an argument, for an array that does not say it: DLPack has no place for it."""
     return {} if hasattr(array, "__cuda_array_interface__") else {"stream": array.stream.handle}

@@ -1,4 +1,4 @@
-"""What ranks do to see that groups give back what they took from a CUDA device.
+"""The rank functions to see that groups give back what they took from a CUDA device.
 
 It shows in the memory that is free on the device: a window takes 32 MiB, and an import of it that
 is not closed keeps it, also after its owner has freed it.
@@ -20,7 +20,7 @@ import unisono
 
 # A driver keeps tables of pages, pools of events and room for commands in steps of 2 MiB.
 SLACK = 16 << 20
-# What is given back soon after a group has been closed has been given back then.
+# Within this time a closed group has given back everything that it gives back soon.
 SOON = 5.0
 
 

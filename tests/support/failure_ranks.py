@@ -1,4 +1,4 @@
-"""What the ranks of the failure tests do; `test_failures.py` and `test_hosts.py` start them."""
+"""The rank functions of the failure tests; `test_failures.py` and `test_hosts.py` start them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def exit_early(victim: int) -> Ending:
 
 
 def exit_after_the_last_collective(folder: str, rounds: int) -> None:
-    """Each round is a process per rank, one of which ends without a word after its last call."""
+    """Each round is a process per rank; one of them ends without a word after its last call."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # Loaded before the fork, which then costs next to nothing. Nothing native runs in this process.
     assert callable(unisono.init)
@@ -234,7 +234,7 @@ def kill_oneself(delay: float) -> None:
 
 
 def in_child(call: Callable[[], Any]) -> Any:
-    """What ``call`` returns in a forked child; None when that is killed."""
+    """The value of ``call`` in a forked child; None when that is killed."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -260,7 +260,7 @@ def in_child(call: Callable[[], Any]) -> Any:
 
 
 def received(comm: unisono.Communicator, array: np.ndarray, source: int) -> Ending:
-    """How the receive of ones from a rank that is killed ends. What has come whole is whole."""
+    """How the receive of ones from a rank that is killed ends. A message that has come is whole."""
     with contextlib.suppress(unisono.Error):
         begun = time.monotonic()
         comm.recv(array, source)
@@ -394,7 +394,7 @@ def die_at_every_moment(folder: str) -> dict[str, Ending | None]:
 
 
 def talk_in_a_part() -> list[Ending]:
-    """What ranks 1 and 2 say of each other in a group where they have other numbers."""
+    """The errors of ranks 1 and 2 about each other in a group where they have other numbers."""
     comm = unisono.init()
     part = comm.split(None if comm.rank == 0 else 0)
     if part is None:
@@ -424,7 +424,7 @@ def talk_to_oneself(counts: list[int]) -> None:
         comm.send(array, rank, tag=6)
         for work in works:
             work.wait(10)
-        # What was sent may change then.
+        # The arrays that were sent may change then.
         works.clear()
         array[:] = other[:] = 0
         for expected in (rank + 1, rank + 2):

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 LIMIT = 60.0
 
-# What a rank of Python does first, so that a test that takes too long can say where each was.
+# The first lines of a rank of Python, so that a test that takes too long can say where each was.
 HEADER = "import faulthandler, os, signal, sys, time\nfaulthandler.register(signal.SIGUSR1)\n"
 SUM = """
 import numpy as np, unisono
@@ -179,7 +179,7 @@ def said(process: subprocess.Popen) -> str:
 
 
 def below(pid: int) -> list[str]:
-    """What the processes below `pid` are, and what they are in, as far as the kernel tells."""
+    """The processes below `pid`, and the calls they are in, as far as the kernel tells."""
     lines = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):

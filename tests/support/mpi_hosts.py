@@ -22,7 +22,7 @@ def name_of(host: int) -> str:
 def open_mpi(
     net: Hosts, launcher: Path, ranks: Sequence[int], by: str, words: Sequence[str], folder: Path
 ) -> list[str]:
-    """Return the command that starts Open MPI's ranks, so many on each host, from the first host.
+    """Return the command that starts Open MPI's ranks, ``ranks`` on each host, from the first host.
 
     ``by`` is ``slot``, which fills host after host, or ``node``, which takes them in turn.
     ``words`` are further options and the program.
@@ -36,7 +36,7 @@ def open_mpi(
 def mpich(
     net: Hosts, launcher: Path, ranks: Sequence[int], words: Sequence[str], folder: Path
 ) -> list[str]:
-    """Return the command that starts MPICH's ranks, so many on each host, from the first host."""
+    """Return the command that starts MPICH's ranks, ``ranks`` on each host, from the first host."""
     command = [str(launcher), "-n", str(sum(ranks)), "-hosts", _list(ranks), "-iface", "eth0"]
     command += ["-launcher", "rsh", "-launcher-exec", str(_agent(net, folder))]
     return _on_first(net, [*command, *words])

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from carrier import MTU, Carrier, Link
 
-# What `ip netns exec` puts in place of /etc/hosts and the like: a folder per namespace.
+# The files that `ip netns exec` puts in place of /etc/hosts and the like: a folder per namespace.
 OWN_FILES = Path("/etc/netns")
 RUNNING = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
@@ -172,7 +172,7 @@ def limit_flows(net: Hosts, megabits: float) -> None:
 
 
 def numbered(counts: Sequence[int], numbering: str) -> list[int]:
-    """Return each rank's host, for hosts of so many ranks numbered in ``blocks`` or in turn."""
+    """Return each rank's host, for hosts of ``counts`` ranks numbered in ``blocks`` or in turn."""
     if numbering == "blocks":
         return [host for host, count in enumerate(counts) for _ in range(count)]
     left, host_of = list(counts), []

@@ -1,4 +1,4 @@
-"""What collectives must return, computed by NumPy from the inputs of all ranks.
+"""The expected results of collectives, computed by NumPy from the inputs of all ranks.
 
 Every rank computes the inputs of every rank from their numbers alone, so nothing is exchanged to
 check a result. Values are chosen so that no integer sum overflows, and sums of halves are exact in
@@ -68,7 +68,7 @@ def _pool(name: str, rank: int) -> np.ndarray:
 
 
 def contribution(name: str, rank: int, count: int, salt: int = 0) -> np.ndarray:
-    """What `rank` brings: `count` elements, others for another `salt`."""
+    """The input of `rank`: `count` elements, others for another `salt`."""
     pool = _pool(name, rank)
     if count <= POOL // 2:
         start = salt * 37 % (POOL // 2)

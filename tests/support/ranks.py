@@ -51,7 +51,7 @@ OUTPUT_LINES = 60
 PORTS = range(12000, 32000)
 MOST_WORKERS = 16
 _PR_SET_PDEATHSIG = 1
-# What the emulated CUDA driver's report may not count at the end of a rank that ends well.
+# Objects that the emulated CUDA driver may not report at the end of a rank that ends well.
 LEFT_IN_THE_DRIVER = (
     "allocations",
     "pinned",
@@ -268,10 +268,10 @@ def left_in_the_driver(
     torch: bool = False,
     kinds: Sequence[str] = LEFT_IN_THE_DRIVER,
 ) -> list[str]:
-    """What ranks that ended well left in the emulated driver, beyond contexts and modules.
+    """Objects, beside contexts and modules, that ranks that ended well left in the emulated driver.
 
-    Those live as long as the process, and so do the streams that unisono lends to torch. A rank
-    that did not end by itself leaves no report, and what it had mapped stays mapped.
+    Contexts and modules live as long as the process, and so do the streams that unisono lends to
+    torch. A rank that did not end by itself leaves no report, and what it had mapped stays mapped.
     """
     reports = {rank: sorted(folder.glob(f"rank-{rank}.driver-*")) for rank in ended_well}
     someone_died = any(reports.values()) and not all(reports.values())
@@ -434,7 +434,7 @@ def _answer_with_stacks(path: Path) -> None:
 
 
 def _child(mode: str, folder: Path, rest: list[str]) -> None:
-    """What a started process does: one rank, a script under torchrun, or torchrun itself."""
+    """The work of a started process: one rank, a script under torchrun, or torchrun itself."""
     # A job started in the background may ignore it; here it interrupts, as usual.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
@@ -492,7 +492,7 @@ def _run_script(script: str, args: list[str]) -> None:
 
 
 def run(argv: Sequence[str]) -> None:
-    """What this file does as a program, and what a fork of the server does."""
+    """The main function of this file as a program, and of a fork of the server."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     mode, folder, *rest = argv

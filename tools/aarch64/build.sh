@@ -9,8 +9,8 @@
 #   core-torch-2.N.so                 the backend for the torch of that architecture whose folder is UNISONO_TORCH_DIR, if set:
 #                                     pip download --platform manylinux_2_28_aarch64 --only-binary :all: --no-deps torch==2.N.0
 #
-# `environment.sh` names the variables that choose the compilers; `prepare.sh` gets them where they are missing. What is
-# built needs no newer C library than the linker's.
+# `environment.sh` names the variables that choose the compilers; `prepare.sh` gets them where they are missing. The results
+# need no newer C library than the linker's.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 "$here/prepare.sh" build

@@ -74,7 +74,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   apt_for "$native" /var/lib/dpkg/status -y --download-only install "${missing[@]}" ||
     give_up "${missing[*]} cannot be fetched from Debian"
   if [[ " ${missing[*]} " == *" rustc-web "* ]]; then
-    # The standard library to link with. What it depends on would be the compiler for that architecture.
+    # The standard library to link with. Its dependencies would be the compiler for that architecture.
     (cd "$apt/$native/archives" && apt_for "$native" "$apt/empty" download libstd-rust-web-dev:arm64) ||
       give_up "Rust's standard library for aarch64 cannot be fetched from Debian"
   fi

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Tests the build for aarch64 under an emulator:
 #
-#   tools/aarch64/test.sh quick    the kernels, the heap, the links and the wire format; a C program; a NumPy job. A few minutes.
+#   tools/aarch64/test.sh quick    the kernels, the heap, the links and the wire format; a C program; a NumPy job; a few minutes
 #   tools/aarch64/test.sh whole    all tests in Rust, the C examples, the tests of the NumPy door
 #
-# Both also with long pages, where the size of a page matters. Where what it needs cannot be had, or nothing can be
-# emulated, that is said, and the tests are skipped; with REQUIRED=yes they fail instead. An emulator orders memory as the machine below it does: what a weaker order breaks only loom finds, and the
-# hardware.
+# Both also with long pages, where the size of a page matters. Where a tool cannot be had, or nothing can be emulated, the
+# script says so and skips the tests; with REQUIRED=yes they fail instead. An emulator orders memory as the machine below it
+# does: only loom and the hardware find what a weaker order breaks.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 part=${1:?quick or whole}
@@ -38,7 +38,7 @@ use_compilers
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$here/emulate.sh
 cd "$checkout"
 
-# What this emulator (qemu-user 7.2) is not able to run:
+# Tests that this emulator (qemu-user 7.2) is not able to run:
 left_out=(
   # It has no process_vm_readv, which these are about; all the rest then goes the way that the library falls back to.
   descriptions_that_no_member_writes_are_errors messages_in_the_middle_of_a_loan_are_errors

@@ -3,9 +3,10 @@
 #
 #   tools/gpu/first-run.sh [RESULTS]
 #
-# In the root of a checkout, on a machine with a GPU, torch and pytest, and with a wheel for that torch in dist/ (`make wheel`, made
-# anywhere); it needs neither Rust nor a network. What it learns goes to the folder RESULTS (gpu-results). It takes some
-# minutes, and each step has its own limit, so that one that hangs costs that step alone. With pytest-xdist the tests run several at a time.
+# In the root of a checkout, on a machine with a GPU, torch and pytest, and with a wheel for that torch in dist/ (`make
+# wheel`, made anywhere); it needs neither Rust nor a network. Its results go to the folder RESULTS (gpu-results). It takes
+# some minutes, and each step has its own limit, so that one that hangs costs that step alone. With pytest-xdist the tests
+# run several at a time.
 set -uo pipefail
 
 results=${1:-gpu-results}

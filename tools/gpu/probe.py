@@ -217,7 +217,7 @@ class Probe:
         )
 
     def launch_spin(self, cycles: int) -> None:
-        """Enqueue a kernel that lasts so many cycles."""
+        """Enqueue a kernel that lasts `cycles` cycles."""
         number = ctypes.c_uint64(cycles)
         self.launch(self.spin, (ctypes.c_void_p * 1)(ctypes.addressof(number)))
 
@@ -285,7 +285,7 @@ class Probe:
         )
 
     def copy_rows_from_host(self, width: int) -> None:
-        """Enqueue a copy of two rows from there, of which one follows the other."""
+        """Enqueue a copy of two rows from there, one right after the other."""
         unified = 4
         side = struct.pack("<QQi4xQ", 0, 0, unified, 0)
         rows = side + struct.pack("<QQQ", self.pinned, 0, width)

@@ -3,7 +3,8 @@
 # (x86_64-linux-gnu.2.28). Called as the linker by rustc and as the C compiler by rust/capi/build.sh.
 #
 # The C++ runtime and the unwinder stay GNU's, as torch has them: zig would take its own instead. They are named by path,
-# from the compiler CXX. What zig's front end does not know is left out: rustc exports by a version script in any case.
+# from the compiler CXX. Options that zig's front end does not know are left out: rustc exports by a version script in any
+# case.
 # Programs, which are cargo's build scripts, run here and now: CXX links them.
 set -eu
 case " $* " in

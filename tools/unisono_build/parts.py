@@ -46,7 +46,7 @@ class Build:
 
     @property
     def manifest(self) -> list[str]:
-        """What tells cargo of which workspace to build: it does not work in its folder."""
+        """The arguments that name the workspace to cargo, which does not work in its folder."""
         return ["--manifest-path", str(self.root / "Cargo.toml")]
 
     def run(self, command: list[str], **more: str) -> None:

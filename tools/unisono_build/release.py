@@ -137,8 +137,9 @@ def judge(wheel: Path, chosen: list[Path]) -> list[str]:
 def _unresolved(library: Path, torch: Path | None) -> list[str]:
     """Look for symbols that nothing will resolve.
 
-    What glibc got after the version linked for stays without a version, and auditwheel takes it for
-    other code's. What has none must be the interpreter's, or in torch's libraries.
+    A symbol that glibc got after the version linked for stays without a version, and auditwheel
+    takes it for other code's. A symbol without a version must be the interpreter's, or in torch's
+    libraries.
     """
     bare = {name for name in _symbols(library, "--undefined-only") if "@" not in name}
     known = set()

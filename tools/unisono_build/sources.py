@@ -16,7 +16,8 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-# What `cargo build -p unisono-torch` reads. Its workspace names the tests, so they must be there.
+# The files that `cargo build -p unisono-torch` reads. Its workspace names the tests, so they must
+# be there.
 _TO_BUILD = (
     *("Cargo.toml", "Cargo.lock", "LICENSE-APACHE", "LICENSE-MIT", "csrc", "include", "rust"),
     *("tests/c", "tests/cuda", "tests/rust", "tools/unisono_build"),
@@ -29,7 +30,7 @@ _ALL = (
     *("README.md", "benchmarks", "clippy.toml", "csrc", "deny.toml", "docs", "examples", "fuzz"),
     *("include", "pyproject.toml", "python", "rust", "rustfmt.toml", "tests", "tools"),
 )
-# What a build or a tool leaves among them.
+# The files that a build or a tool leaves among them.
 _LEFT_BEHIND = {"__pycache__", "target", "artifacts", "coverage", "build", ".pytest_cache"}
 _BUILT = {".so", ".pyc", ".o", ".a", ".new"}
 

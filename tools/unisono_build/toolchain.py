@@ -1,4 +1,4 @@
-"""What a build needs besides Python, asked for before it starts.
+"""The tools that a build needs besides Python, asked for before it starts.
 
 cargo reads configuration from the folder it works in and all above it, and rustup there reads which
 toolchain to run: programs, both. The sources may lie in /tmp, where pip unpacks them, and others

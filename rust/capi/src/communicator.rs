@@ -73,7 +73,7 @@ fn register(comm: unisono::Communicator, meeting: Option<Meeting>) -> Result<*mu
     })
 }
 
-/// What `config` says, or the environment.
+/// The settings of `config`, or of the environment.
 fn settings(config: *const Settings) -> Result<Config> {
     let config = config::copy(config)?;
     log::start(&config);
@@ -292,7 +292,7 @@ pub unsafe extern "C" fn unisono_communicator_report(
         let report = joined.comm.recent_operations().join("\n");
         if let Some(room) = capacity.checked_sub(1) {
             let part = room.min(report.len());
-            // SAFETY: the caller has room for `capacity` bytes, of which these are the first and the 0.
+            // SAFETY: the caller has room for `capacity` bytes; `part` bytes and the 0 are no more.
             unsafe {
                 text.copy_from_nonoverlapping(report.as_ptr().cast(), part);
                 text.add(part).write(0);

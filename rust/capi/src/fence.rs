@@ -8,7 +8,7 @@ use unisono::fence::guard;
 
 use crate::error::Status;
 
-/// What went wrong last on a thread, as C reads it.
+/// The last failure on a thread, as C reads it.
 pub(crate) struct Last {
     pub(crate) status: Status,
     pub(crate) fatal: bool,

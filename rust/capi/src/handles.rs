@@ -81,10 +81,10 @@ macro_rules! word {
 
 word!(AtomicU64);
 
-/// What the handles of one kind stand for.
+/// The values that the handles of one kind stand for.
 pub(crate) struct Table<T: 'static, W: Word = AtomicU64> {
     kind: u64,
-    /// What it is called in errors, with its article.
+    /// The name of such a value in errors, with its article.
     name: &'static str,
     chunks: [AtomicPtr<Slot<T, W>>; CHUNKS],
     free: PerProcess<Mutex<Free>>,
@@ -139,7 +139,7 @@ impl<T: Send + Sync, W: Word> Table<T, W> {
         Ok(ptr::without_provenance_mut(handle as usize))
     }
 
-    /// What `handle` stands for.
+    /// The value that `handle` stands for.
     ///
     /// # Errors
     /// `InvalidArgument` when it is none of this kind, or was given back.
@@ -213,8 +213,8 @@ impl<T: Send + Sync, W: Word> Table<T, W> {
             return None;
         }
         let within = index - FIRST * ((1 << chunk) - 1);
-        // SAFETY: chunk number `chunk` has `FIRST << chunk` slots, the first of which is the index subtracted; it was
-        // leaked when it was made (`take_index`), so it lives for ever.
+        // SAFETY: chunk number `chunk` has `FIRST << chunk` slots, and the index of the first one is subtracted; the chunk
+        // was leaked when it was made (`take_index`), so it lives for ever.
         Some(unsafe { &*start.add(within) })
     }
 

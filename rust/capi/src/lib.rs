@@ -12,8 +12,8 @@
 //! - [`run`]: an operation, blocking in the calling thread, or started;
 //! - and a module for each part of the header.
 //!
-//! What a caller promises of its pointers is said once, in the header: that those it gives are valid for what the
-//! function does with them. NULL, and what can be seen to be wrong otherwise, is refused.
+//! The header says once what a caller promises: its pointers are valid for what the function does with them. NULL, and
+//! pointers that can be seen to be wrong otherwise, are refused.
 #![expect(
     missing_docs,
     reason = "include/unisono.h documents what is public here"

@@ -19,7 +19,7 @@ pub unsafe trait Growing: Copy {
 /// # Safety
 /// It is valid if its fields from `FIRST_SIZE` on, or the last of them, are those of `INITIAL`.
 pub unsafe trait Given: Growing {
-    /// What its _INIT macro says: what a caller means by the fields that it does not know.
+    /// The value of its _INIT macro: what a caller means by the fields that it does not know.
     const INITIAL: Self;
 }
 
@@ -42,14 +42,14 @@ pub(crate) unsafe fn sized_in<T: Given>(name: &str, place: *const T) -> Result<T
         }
     }
     let mut value = T::INITIAL;
-    // SAFETY: there are `size` bytes at `place`, and room for `known`. What they do not say is as in `INITIAL`, which
-    // makes a valid `T`.
+    // SAFETY: there are `size` bytes at `place`, and room for `known`. Fields beyond them are as in `INITIAL`, which makes
+    // a valid `T`.
     unsafe { copy_bytes(place, &raw mut value, size.min(known)) };
     Ok(value)
 }
 
-/// Writes `value` to the struct at `place`, as much as it has room for, and leaves its size. What a newer caller has
-/// beyond stays as it is.
+/// Writes `value` to the struct at `place`, as much as it has room for, and leaves its size. Fields that only a newer
+/// caller has stay as they are.
 ///
 /// # Safety
 /// As [`sized_in`].
@@ -81,7 +81,7 @@ unsafe fn checked_size<T: Growing>(name: &str, place: *const T) -> Result<usize>
     }
     // SAFETY: it begins with its size.
     let size = unsafe { place.cast::<usize>().read() };
-    // What is much too long was not filled in.
+    // A size that is much too long was not filled in.
     if (T::FIRST_SIZE..=4096).contains(&size) {
         return Ok(size);
     }

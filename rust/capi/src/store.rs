@@ -37,7 +37,7 @@ unsafe impl Growing for StoreFunctions {
     const FIRST_SIZE: usize = 40;
 }
 
-// SAFETY: an address that is not dereferenced, and functions of which each may be absent.
+// SAFETY: an address that is not dereferenced, and functions, each of them possibly absent.
 unsafe impl Given for StoreFunctions {
     const INITIAL: Self = Self {
         size: std::mem::size_of::<Self>(),
@@ -123,7 +123,7 @@ impl Callbacks {
     }
 }
 
-/// What the functions failed with.
+/// The error of a function that failed.
 fn check(what: &str, key: &str, status: Status) -> Result<()> {
     match status.code() {
         None => Ok(()),

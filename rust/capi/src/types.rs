@@ -1,4 +1,4 @@
-//! What C passes, checked: numbers of enumerations, sized structs, texts, times, addresses with counts.
+//! Arguments from C, checked: numbers of enumerations, sized structs, texts, times, addresses with counts.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
@@ -49,7 +49,7 @@ unsafe impl Growing for Options {
     const FIRST_SIZE: usize = 32;
 }
 
-// SAFETY: numbers and an address that is not dereferenced, of which each value is valid.
+// SAFETY: numbers and an address that is not dereferenced: each value of them is valid.
 unsafe impl Given for Options {
     const INITIAL: Self = Self {
         size: mem::size_of::<Self>(),

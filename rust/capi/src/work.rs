@@ -19,7 +19,7 @@ pub struct Work {
 
 static WORKS: Table<Parts> = Table::new(2, "a work");
 
-/// What a handle stands for: one operation, or those of a group.
+/// The value of a handle: one operation, or those of a group.
 enum Parts {
     One(Started),
     Many(Vec<Started>),

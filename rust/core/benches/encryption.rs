@@ -1,4 +1,4 @@
-//! What encryption costs: `cargo bench -p unisono --bench encryption`.
+//! The costs of encryption: `cargo bench -p unisono --bench encryption`.
 //!
 //! First one core alone: records are sealed and opened from memory to memory. Then a link over loopback with and without
 //! encryption, in turn: a stream of 4 MiB pieces in one direction, with a thread at each end, and a ping-pong of 8 bytes.

@@ -1,10 +1,10 @@
-//! What callgrind counts: small operations between two ranks, which are threads of this process.
+//! The operations that callgrind counts: small ones between two ranks, which are threads of this process.
 //!
 //! ```text
 //! cargo bench -p unisono --bench instructions -- OPERATION CALLS
 //! ```
 //!
-//! carries out `OPERATION` so many times and nothing else; `benchmarks/instructions.py` runs it under valgrind with two
+//! carries out `OPERATION` `CALLS` times and nothing else; `benchmarks/instructions.py` runs it under valgrind with two
 //! numbers of calls and takes the difference. The ranks are joined over a store as two processes would be, so that
 //! their links are the ones between processes. Joining takes a number of instructions that varies by more than a call
 //! takes, so callgrind counts inside [`counted`] alone.
@@ -48,7 +48,7 @@ fn rank(rank: usize, url: &str, operation: &str, calls: usize) -> Result<()> {
     comm.barrier()
 }
 
-/// What `benchmarks/instructions.py` knows by this name.
+/// The code that is counted: `benchmarks/instructions.py` knows this function by its name.
 #[inline(never)]
 fn counted(operation: &str, calls: usize, comm: &Communicator, data: &mut [f32; 2]) -> Result<()> {
     (0..calls).try_for_each(|_| call(operation, comm, data))

@@ -1,5 +1,5 @@
-//! What large groups need: how long plans should take on machines that one does not have, and how long it takes to form groups of
-//! hundreds of ranks in this process. `benchmarks/scale.py` asks and shows.
+//! The times that large groups need: how long plans should take on machines that one does not have, and how long it takes to
+//! form groups of hundreds of ranks in this process. `benchmarks/scale.py` asks and shows.
 //!
 //! ```text
 //! cargo bench -p unisono --bench scale -- join 512        ranks that meet in the built-in store, and their first operations
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         report(panic);
         std::process::exit(1);
     }));
-    // All ranks are in this process. What cannot be raised shows when descriptors run out.
+    // All ranks are in this process. Where the limit cannot be raised, an error follows when descriptors run out.
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
@@ -277,7 +277,7 @@ fn answer(question: &str) -> Option<String> {
     let collective = Collective::ALL
         .into_iter()
         .find(|candidate| named(collective, candidate))?;
-    // Bytes are of the longer buffer, of which such a collective has a block for each rank.
+    // Bytes are of the longer buffer, which in such a collective has a block for each rank.
     let blocks = match collective {
         Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 1,
         _ => world,

@@ -1,6 +1,6 @@
-//! What a caller asks CUDA before it asks a communicator for anything: on which device memory lies, of which device a
-//! stream is, and that one stream goes on only after another. The doors that are given bare addresses and streams make
-//! a [`DeviceStream`](crate::types::DeviceStream) of them with it. And memory of a device that peers can read in place.
+//! Calls to CUDA that a caller makes before it calls a communicator: the device of an address, the device of a stream, and the
+//! order of two streams (one goes on only after the other). The doors that are given bare addresses and streams make a
+//! [`DeviceStream`](crate::types::DeviceStream) of them with these calls. Also memory of a device that peers can read in place.
 
 use crate::error::Result;
 use crate::transport::cuda::driver::{Device, Driver, Stream};
@@ -27,17 +27,18 @@ pub fn check_device(number: u32) -> Result<()> {
     Driver::load()?.check(number)
 }
 
-/// The address of `bytes` bytes of a device's memory, at a multiple of 512, that the other ranks of the host can read where they lie
-/// ([`heap`]). May be called during a capture.
+/// The address of `bytes` bytes of a device's memory, at a multiple of 512, that the other ranks of the host can read where
+/// they lie ([`heap`]). May be called during a capture.
 ///
 /// # Errors
-/// Those of [`check_device`]; `System` where there is not so much memory left; `Unsupported` where the driver shares none between
-/// processes.
+/// Those of [`check_device`]; `System` where there is not so much memory left; `Unsupported` where the driver shares none
+/// between processes.
 pub fn allocate(device: u32, bytes: usize) -> Result<u64> {
     heap::allocate(Device::of(device)?, bytes)
 }
 
-/// Gives back what [`allocate`] gave, once the device has done all that was enqueued. False, at once, where it gave no such memory.
+/// Gives back what [`allocate`] gave, once the device has done all that was enqueued. False, at once, where it gave no such
+/// memory.
 ///
 /// # Errors
 /// Those of [`check_device`]; `System` where the driver does not say when that is: then the memory stays taken.

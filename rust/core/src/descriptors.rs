@@ -1,7 +1,7 @@
 //! How many files and sockets this process may have open.
 //!
-//! Most systems give a program 1,024 to begin with and let it ask for many more. A rank that exchanges with a few hundred others
-//! has a connection or two with each of them, and with such a limit its group would fail at the first all_to_all.
+//! Most systems give a program 1,024 to begin with and let it ask for many more. A rank that exchanges with a few hundred
+//! others has a connection or two with each of them, and with such a limit its group would fail at the first all_to_all.
 
 use std::os::fd::AsRawFd;
 
@@ -12,19 +12,19 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Of a peer that is reached over TCP: two lanes, each with a stream and a control connection.
 const PER_PEER: u64 = 4;
 
-/// What the program has open besides.
+/// An allowance for the other descriptors of the program.
 const OTHERS: u64 = 256;
 
-/// Whether many more descriptors can be had than this process has, of which it has just got this one: the system gives the lowest
-/// number that is free.
+/// Whether this process has used less than half of the descriptors that it may have. `newest` is the one that it has just got:
+/// the system gives the lowest number that is free.
 pub(crate) fn are_plenty(newest: &impl AsRawFd) -> bool {
     let number = u64::try_from(newest.as_raw_fd()).unwrap_or(u64::MAX);
     let limit = getrlimit(Resource::Nofile).current;
     limit.is_none_or(|limit| number < limit / 2)
 }
 
-/// Asks the system for as many descriptors as a rank among `world` may come to need, if this process may not have them yet: at most
-/// as many as the hard limit says. Where that is too few, the connection that gets none fails, and says so.
+/// Raises the limit to the descriptors that a rank among `world` may come to need, if it is lower, but not above the hard
+/// limit. Where that is too few, the connection that gets none fails, and says so.
 pub(crate) fn make_room(world: usize) {
     static ONE_AT_A_TIME: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
     let _alone = ONE_AT_A_TIME.lock();

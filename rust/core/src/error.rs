@@ -78,14 +78,14 @@ impl Code {
 
 /// A failure: what kind, in words, and which rank caused it where one did.
 ///
-/// What the operating system said, where it refused something, is the [source](std::error::Error::source): an
-/// [`io::Error`] with its number.
+/// The error of the operating system, where it refused something, is the [source](std::error::Error::source): an [`io::Error`]
+/// with its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Error {
     /// The kind of failure.
     pub code: Code,
-    /// What happened, lower case, no full stop, with ranks, sizes and a hint where there is one.
+    /// The description: lower case, no full stop, with ranks, sizes and a hint where there is one.
     pub message: String,
     /// The rank that caused the failure, when it is another one.
     pub peer: Option<Rank>,
@@ -95,7 +95,7 @@ pub struct Error {
     pub(crate) details: Option<Box<Details>>,
 }
 
-/// What a program may ask an error for, beside what all errors have.
+/// Data for programs that only some errors have.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Details {
     missing: Vec<Rank>,
@@ -115,7 +115,7 @@ impl PartialEq for Details {
 
 impl Eq for Details {}
 
-/// What says why a system call failed.
+/// The reason why a system call failed.
 pub trait Cause: fmt::Display {
     /// The same as an error of the operating system's, if it is one.
     fn as_io(&self) -> Option<io::Error> {
@@ -225,7 +225,7 @@ impl Error {
             .map_or(&[], |details| details.missing.as_slice())
     }
 
-    /// What differs between two ranks, of a `Mismatch`: `dtype`, `root`, `count`, or the name of a setting.
+    /// The field that differs between two ranks, of a `Mismatch`: `dtype`, `root`, `count`, or the name of a setting.
     pub fn differing_field(&self) -> Option<&str> {
         self.details.as_ref()?.field.as_deref()
     }

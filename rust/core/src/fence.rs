@@ -1,4 +1,4 @@
-//! What a panic becomes: an `Internal` error, in the engine and under every call of a door.
+//! A panic becomes an `Internal` error, in the engine and under every call of a door.
 //!
 //! A panic must not leave a function that C, C++ or Python has called, and says more to a user as an error. Unwind safety:
 //! a panic leaves what it held either unlocked and whole, which the engine sees to by failing the group, or is the end of
@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, Result};
 
-/// What is said of a panic in the engine.
+/// The message of the error for a panic in the engine.
 const PANICKED: &str = "a step of the group panicked; the panic's message is on standard error";
 
 /// Runs `body`. A panic in it becomes an `Internal` error with the panic's message.
@@ -35,7 +35,7 @@ fn defect(panic: &(dyn Any + Send)) -> Error {
     Error::internal(format!("a defect in unisono: {text}; please report it"))
 }
 
-/// Calls `work`, whose panic becomes an error. What it was working on is not to be used any more.
+/// Calls `work`; a panic in it becomes an error. After a panic the data that `work` was changing must not be used any more.
 #[inline]
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| Error::internal(PANICKED))

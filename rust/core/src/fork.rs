@@ -1,17 +1,17 @@
-//! What `fork` makes of this process: a child has a runtime of its own, which is empty.
+//! The runtime after a `fork`: a child has a runtime of its own, which is empty.
 //!
 //! A child has a copy of everything that its parent has in memory, and none of its threads. So whatever the parent's runtime
 //! is (groups, threads, locks that a thread may have held, keys of the process) is left in the child as it is: not used, not
 //! waited for, not freed. The child's own begins anew:
 //!
-//! - What a process has once lies in a [`PerProcess`], which a child finds empty.
-//! - What belongs to a group, a link, a listener bears the mark of the process that made it ([`Home`]). Its methods refuse to
-//!   work elsewhere, and its drop reaches nothing outside: no farewell, no flag in shared memory, no wait for a thread.
-//!   [`Own`] leaves whole trees of values as they are in a child; its memory goes with the process.
+//! - A value that a process has once lies in a [`PerProcess`], which is empty in a child.
+//! - Each part of a group, a link or a listener bears the mark of the process that made it ([`Home`]). Its methods refuse to
+//!   work elsewhere, and its drop reaches nothing outside: no farewell, no flag in shared memory, no wait for a thread. [`Own`]
+//!   leaves whole trees of values as they are in a child; its memory goes with the process.
 //! - Sockets are replaced in the child by something harmless (`sockets`), and memory that is shared with other processes by
 //!   memory of the child's own (`memory`). So whatever the child does, its parent and the parent's peers do not see it.
 //!
-//! What is entered for the child is entered inside a gate, which a fork closes (`gate`). All of this is done by handlers of
+//! Entries for the child are made inside a gate, which a fork closes (`gate`). All of this is done by handlers of
 //! `pthread_atfork`: a child that was made by the bare system call has none of it, and must execute a program or exit.
 
 mod gate;
@@ -61,7 +61,7 @@ fn enter() -> Inside<'static> {
 }
 
 extern "C" fn before_fork() {
-    // What a thread does that takes longer is as if it came after the fork: the child shares it.
+    // An entry that a thread makes later than this counts as made after the fork: the child shares its socket or memory.
     let _ = GATE.close(YIELDS, std::thread::yield_now);
 }
 

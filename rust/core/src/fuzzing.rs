@@ -1,7 +1,7 @@
 //! Entry points of the fuzz targets (`fuzz/`): everything that is parsed from a peer or from the environment.
 //!
-//! Each takes any bytes and must not panic, nor take more memory than the bytes are worth. What is private in the crate
-//! is reached through here alone, in builds for fuzzing and for tests; a test gives each target its corpus.
+//! Each takes any bytes and must not panic, nor take more memory than the bytes are worth. Private items of the crate are
+//! reached through here alone, in builds for fuzzing and for tests; a test gives each target its corpus.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -29,8 +29,8 @@ pub fn address(bytes: &[u8]) {
     }
 }
 
-/// What comes on a control channel: frames that write the same bytes, as far as they have any but their kind, and a
-/// channel that survives them.
+/// The bytes of a control channel: each frame that is read is the same when it is written and read again (a long message is
+/// cut), and a channel survives them.
 pub fn control(bytes: &[u8]) {
     let mut rest = bytes;
     while let Ok(Some((frame, length))) = Frame::parse(rest) {
@@ -120,7 +120,7 @@ pub fn launch(bytes: &[u8]) {
     }
 }
 
-/// What takes any bytes.
+/// A function that takes any bytes.
 pub type Target = fn(&[u8]);
 
 /// Every target, by name.
@@ -154,7 +154,7 @@ mod tests {
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz")
     }
 
-    /// What was found once is not found again, and every target has a file and something to begin with.
+    /// Earlier findings do not come back, and every target has a file and at least one seed.
     #[test]
     fn the_corpora_pass() {
         for (name, target) in TARGETS {
@@ -186,7 +186,7 @@ mod tests {
         }
     }
 
-    /// A seed of an old format is refused at its first bytes, and teaches nothing. What is drawn at random differs each time.
+    /// A seed of an old format is refused at its first bytes, and teaches nothing. Seeds with random parts differ each time.
     #[test]
     fn the_seeds_are_of_these_formats() {
         const DRAWN: [&str; 3] = ["handshake", "store_hello", "unique_id"];

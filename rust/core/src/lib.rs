@@ -1,18 +1,18 @@
 //! unisono: collective communication between processes.
 //!
-//! A [`Communicator`] is a group of ranks. Its collectives move and reduce buffers between them, through shared memory
-//! inside a host and over TCP between hosts. The layers, each of which uses only those before it in this list
-//! (`tests/rust/layers.rs` reads the list and compares):
+//! A [`Communicator`] is a group of ranks. Its collectives move and reduce buffers between them, through shared memory inside a
+//! host and over TCP between hosts. These are the layers; each uses only those before it in this list (`tests/rust/layers.rs`
+//! reads the list and compares):
 //!
 //! - [`unisono_plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
 //!   which `plan::check` proves right without a socket. A crate of its own, which this one has as [`plan`].
 //! - [`unisono_reduce`]: the arithmetic, operator by type, in SIMD and as a scalar reference. Likewise.
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
-//! - `locks`, `sync`, [`fence`], `fork`, `users`, [`interrupts`], `threads`, `processors`, `descriptors`, `rarely`: locks, and the
-//!   words that threads share, with loom's in tests; what a panic becomes, what a forked child has of its parent, which user's
-//!   this process is, what a long wait does about signals, which threads the library has started, where they may run, how many
-//!   descriptors there are, and how often a line is logged.
+//! - `locks`, `sync`, [`fence`], `fork`, `users`, [`interrupts`], `threads`, `processors`, `descriptors`, `rarely`: locks, and
+//!   the words that threads share, with loom's in tests; the error for a panic, the runtime of a forked child, the user of this
+//!   process, signals in a long wait, the threads that the library has started, where they may run, how many descriptors there
+//!   are, and how often a line is logged.
 //! - [`heap`]: memory that peers on the same host work on in place.
 //! - [`reduce`]: the arithmetic, and threads that share long passes of it.
 //! - [`transport`]: a `Link` is one ordered reliable stream between two ranks; shared memory, TCP, in-process. Its
@@ -27,19 +27,24 @@
 //!
 //! Where it is decided:
 //!
-//! | Question | File |
-//! |---|---|
-//! | Which algorithm serves a call? | `select.rs` of `unisono-plan`, by the costs in its `cost/`; what each serves and costs stands beside its plans, the table of all in its `lib.rs` |
-//! | When does a rank spin, yield or sleep? | `engine/drive/backoff.rs`, with what `engine/drive/contention.rs` has found |
-//! | Do the ranks of a host go through shared memory? | they agree on it: `engine/collective/shared/` |
-//! | Which thread drives an operation? | `engine/drive/blocking.rs` and `lead.rs` (callers), `engine/drive/progress.rs` (the thread) |
-//! | What may a peer on this host do with my memory? | `transport/neighbour.rs` (lend, share), `transport/shm/loans.rs`; why reading its memory is sound: `heap/foreign.rs` |
-//! | By which transport is a peer reached? | the table in `transport/endpoint/transports/mod.rs` |
-//! | What goes over a connection first? | `transport/handshake/`, by `transport/endpoint/attempt.rs` and `guest.rs`, which `accept.rs` drives |
-//! | How do further groups of the same processes open their links? | by one message each to a process that has proved itself: `transport/endpoint/acquaintance.rs` |
-//! | What goes before the bytes of a message? | `engine/collective/header.rs`, `engine/message/frame.rs` |
-//! | What happens when a rank dies? | noticed in `engine/group/step.rs` (`look_around`) and `liveness.rs`, ended in `engine/group/end.rs` (`fail_with`) |
-//! | How do ranks that wait for each other find out? | `engine/group/deadlock.rs` |
+//! * The algorithm for a call: `select.rs` of `unisono-plan`, by the costs in its `cost/`; the uses and the cost of each
+//!   algorithm stand beside its plans, the table of all in its `lib.rs`.
+//! * Whether a rank spins, yields or sleeps: `engine/drive/backoff.rs`, by the findings of `engine/drive/contention.rs`.
+//! * Whether the ranks of a host go through shared memory: they agree on it in `engine/collective/shared/`.
+//! * The thread that drives an operation: `engine/drive/blocking.rs` and `lead.rs` (callers), `engine/drive/progress.rs` (the
+//!   progress thread).
+//! * The rights of a peer on this host to my memory: `transport/neighbour.rs` (lend, share), `transport/shm/loans.rs`; why
+//!   reading its memory is sound: `heap/foreign.rs`.
+//! * The transport to a peer: the table in `transport/endpoint/transports/mod.rs`.
+//! * The first messages on a connection: `transport/handshake/`, by `transport/endpoint/attempt.rs` and `guest.rs`, which
+//!   `accept.rs` drives.
+//! * How further groups of the same processes open their links: by one message each to a process that has proved itself, in
+//!   `transport/endpoint/acquaintance.rs`.
+//! * The header before the bytes of a message: `engine/collective/header.rs`, `engine/message/frame.rs`.
+//! * The end of a group when a rank dies: noticed in `engine/group/step.rs` (`look_around`) and `liveness.rs`, ended in
+//!   `engine/group/end.rs` (`fail_with`).
+//! * How ranks that wait for each other find out: `engine/group/deadlock.rs`.
+//! * The answer to `unisono status`: `transport/endpoint/status.rs`, of each group `engine/group/status.rs`.
 //!
 //! `UNISONO_LOG=debug` prints these choices as they are made.
 //!

@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    /// A machine of two sockets with four cores each, two of which share a cache, and a node of memory alone.
+    /// A machine of two sockets with four cores each, which share caches in pairs, and a node of memory alone.
     fn machine() -> Sys {
         let sys = Sys::new("two-sockets");
         let write = |path: String, text: &str| {

@@ -1,4 +1,4 @@
-//! The collectives on Rust slices: safe and blocking. What takes foreign memory or returns before the end is in
+//! The collectives on Rust slices: safe and blocking. Calls that take foreign memory or return before the end are in
 //! [`crate::communicator`].
 
 use crate::buffer::{Element, Memory};

@@ -1,4 +1,4 @@
-//! What threads or processes share without a lock, and what stands in its place where a test explores every order.
+//! The words that threads or processes share without a lock, and their replacements where a test explores every order.
 //!
 //! Under `--cfg loom` the tests named `loom_` run the same code, with loom's types, under every interleaving and every
 //! order in which a weakly ordered machine may make its writes visible. Code over memory that is mapped, or in a static,
@@ -127,7 +127,7 @@ pub(crate) mod model {
         }
     }
 
-    /// Explores `test` under every interleaving, or those with at most so many preemptions.
+    /// Explores `test` under every interleaving, or those with at most `preemptions` preemptions.
     pub(crate) fn explore(preemptions: Option<usize>, test: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = preemptions;

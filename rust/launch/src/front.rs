@@ -1,4 +1,4 @@
-//! What the user started: it starts the keeper, and passes signals and a terminal's input on to it.
+//! The process that the user started: it starts the keeper, and passes signals and a terminal's input on to it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -110,7 +110,7 @@ fn conclude(keeper: ExitStatus, passed_on: &[i32]) -> u8 {
     if let Some(code) = keeper.code() {
         return u8::try_from(code).unwrap_or(1);
     }
-    // What it kept is ours now.
+    // The processes that it kept are ours now.
     processes::end_all();
     let signal = keeper.signal().unwrap_or(0);
     // Else it was ended before it had begun.

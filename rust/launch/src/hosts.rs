@@ -1,5 +1,5 @@
-//! What the user started, where the ranks are on several hosts: one `ssh` for each, which runs the launcher of that host
-//! (`part.rs`), and what follows when one of them ends.
+//! The process that the user started, where the ranks are on several hosts: it runs one `ssh` for each, which runs the
+//! launcher of that host (`part.rs`), and acts when one of them ends.
 //!
 //! The hosts are to a job what the ranks are to a keeper: when the ranks of one have failed, those of the others are
 //! ended. They are ended by closing the standard input of their launchers, and so is the job if this process is killed.
@@ -29,13 +29,13 @@ use crate::reach;
 use crate::report::{say, seconds};
 use crate::signals::{self, Caught, Event, is_ending, name};
 
-/// What ssh exits with when it failed itself.
+/// The exit status of ssh when it failed itself.
 const SSH_FAILED: u8 = 255;
 /// The signals of Linux are 1 to 64.
 const LAST_SIGNAL: i32 = 64;
 /// How much longer than its ranks the launcher of a host may take to end.
 const SLACK: Duration = Duration::from_secs(10);
-/// So many requests end all hosts, and one more waits for none of them.
+/// This number of requests ends all hosts; with one more, none of them is waited for.
 const PATIENCE: u32 = 3;
 /// Runs the job on `options.hosts`, and returns the status to exit with.
 pub(crate) fn run(options: &Options, door: &Door) -> io::Result<u8> {
@@ -106,7 +106,7 @@ struct Launcher<'a> {
     first: u16,
     ranks: u16,
     child: Child,
-    /// What it is told. Its ranks end when this is dropped.
+    /// Carries orders and signals to it. Its ranks end when this is dropped.
     lifeline: Option<Sender<Vec<u8>>>,
     has_order: bool,
     /// Whether it has said that it has its order.
@@ -157,7 +157,7 @@ impl<'a> Job<'a> {
     fn wait(&mut self) {
         while !self.has_printed || self.launchers.iter().any(|host| host.ended.is_none()) {
             match self.caught.next(self.deadline) {
-                // What waits for a reader here keeps the launcher of its host waiting too.
+                // Output that waits for a reader here keeps the launcher of its host waiting too.
                 None if self.is_writing.load(Ordering::Relaxed) => self.give_time(),
                 None => self.kill(),
                 Some(Event::Printed) => self.has_printed = true,
@@ -214,7 +214,7 @@ impl<'a> Job<'a> {
         if is_ending(signal) {
             self.asked_by = Some(signal);
             self.asked_times += 1;
-            // A job of which only a part has begun can do nothing with a signal but end.
+            // A job that has begun only in part can do nothing with a signal but end.
             let has_begun = self.launchers.iter().all(|host| host.has_order);
             if self.asked_times >= PATIENCE || !has_begun {
                 self.end();
@@ -340,7 +340,7 @@ impl Launcher<'_> {
     }
 
     fn has_failed(&self) -> bool {
-        // What had something to start and did not say so ran no launcher.
+        // A command that was to start ranks and did not confirm its order ran no launcher.
         self.ended
             .is_some_and(|(status, _)| status > 0 || self.is_mute && self.lifeline.is_some())
     }

@@ -22,9 +22,9 @@ use crate::{Door, STARTER, again, program};
 
 /// The status of a launcher that was not able to launch.
 const FAILED: u8 = 1;
-/// As often the table of processes is read while those that a rank left behind are ending.
+/// The pause between two readings of the table of processes, while those that a rank left behind are ending.
 const GLANCE: Duration = Duration::from_millis(20);
-/// So many requests to end are enough.
+/// This number of requests to end is enough.
 const PATIENCE: u32 = 3;
 
 /// Runs the job that `arguments` ask for, as the child of `front`, and returns the status to exit with.
@@ -50,7 +50,7 @@ struct Keeper<'a> {
     ranks: Vec<Rank>,
     start: Instant,
     first: Option<u16>,
-    /// What a rank that ends now ends of.
+    /// The cause of the end of a rank that ends now.
     why: Why,
     killed_because: String,
     /// When ranks that were asked to end are killed.

@@ -1,13 +1,13 @@
 //! `unisono launch -n 4 ./program`: starts the ranks of a program, on this host or several, and sees them to their end.
 //!
-//! One command line, two doors: the binary `unisono` (`main.rs`) and `python -m unisono launch`. What is promised:
+//! One command line, two doors: the binary `unisono` (`main.rs`) and `python -m unisono launch`. The promises:
 //!
 //! - Every rank gets the variables by which `unisono`, torch and others find their peers (`environment.rs`), with a
 //!   port that is held free for it.
 //! - Lines of output carry the number of their rank and are never torn (`output.rs`).
 //! - When a rank fails, the others are ended, and what failed first is said (`report.rs`).
 //! - Nothing that a rank started outlives the job or the launcher, unless both of its processes are killed at once.
-//! - What the ranks have used, as `time` and `wait4` tell it, is counted for the launcher.
+//! - The resources that the ranks have used, as `time` and `wait4` tell them, are counted for the launcher.
 //!
 //! For the last two promises three processes stand between the shell and a program, all of this one executable. The
 //! **front** (`front.rs`) is what the user started: it passes signals and a terminal's input on. Its child, the
@@ -52,7 +52,7 @@ pub struct Door {
     pub again: Vec<OsString>,
     /// The Python that runs scripts and modules.
     pub interpreter: OsString,
-    /// What to say when it is used, where the user may expect another.
+    /// The message when it is used, where the user may expect another.
     pub note: Option<String>,
 }
 
@@ -124,7 +124,7 @@ fn again(door: &Door, flag: &str) -> Command {
     let mut words = door.again.iter();
     let mut command = Command::new(words.next().map_or(OsStr::new(NAME), OsString::as_os_str));
     if door.again.first().is_some_and(|program| program == THIS) {
-        // What `ps` shows.
+        // The name that `ps` shows.
         command.arg0(NAME);
     }
     command

@@ -1,4 +1,4 @@
-//! What the ranks print.
+//! The output of the ranks.
 //!
 //! With a prefix, one thread reads the pipes of all ranks and writes whole lines, each after the number of its
 //! rank. A part of a line waits for the rest of it, so lines of different ranks never mix. On a terminal, a line that a
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// What a terminal, or a file, gets when rank `n` prints `pieces[n]` piece by piece, in turns.
+    /// The text that a terminal, or a file, gets when rank `n` prints `pieces[n]` piece by piece, in turns.
     fn printed(pieces: &[&[&str]], is_terminal: bool) -> String {
         let shared = Shared::default();
         let sink = || Sink::new(Box::new(shared.clone()), false, is_terminal);
@@ -302,7 +302,7 @@ mod tests {
         );
     }
 
-    /// What is printed of `pieces` that come from a host, to the output and to the errors, and what is told of it.
+    /// The text that is printed of `pieces` from a host, to the output and to the errors, and the events that tell of it.
     fn from_host(pieces: &[&str], is_plain: bool) -> (String, String, Vec<Event>) {
         let (reader, mut writer) = io::pipe().expect("a pipe");
         let [out, err] = [(); 2].map(|()| Shared::default());

@@ -28,7 +28,7 @@ use crate::report::{self, say};
 use crate::signals::{self, Caught, Event};
 use crate::{Door, KEEPER, again, processes};
 
-/// What comes before the port in the line that says it.
+/// The text before the port in the line that says it.
 const PORT: &str = "unisono launch: the ranks meet at port ";
 /// The first word of an order, with the version of both launchers.
 const VERSION: &str = concat!("unisono launch ", env!("CARGO_PKG_VERSION"));
@@ -46,7 +46,7 @@ pub(crate) struct Part {
     pub(crate) first: u16,
     /// How many ranks this host has.
     pub(crate) ranks: u16,
-    /// What the user calls this host; empty where all ranks are on one.
+    /// The user's name for this host; empty where all ranks are on one.
     pub(crate) host: String,
     /// A name or an address of rank 0's host.
     pub(crate) master: String,
@@ -108,13 +108,13 @@ impl Part {
     }
 }
 
-/// What the launcher of one host is to start.
+/// The order to the launcher of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Order {
     pub(crate) part: Part,
     /// Where the ranks run.
     pub(crate) folder: OsString,
-    /// What they get besides the variables of their host, as `NAME=VALUE`.
+    /// Variables that they get besides those of their host, as `NAME=VALUE`.
     pub(crate) variables: Vec<OsString>,
     /// The arguments of a launcher on one host, without the number of ranks.
     pub(crate) arguments: Vec<OsString>,
@@ -157,7 +157,7 @@ impl Order {
     }
 }
 
-/// A number, and so many words that each end with a zero byte.
+/// The number of words, and the words. Each ends with a zero byte.
 fn words_to_bytes(words: &[OsString]) -> Vec<u8> {
     let mut bytes = format!("{}\0", words.len()).into_bytes();
     for word in words {

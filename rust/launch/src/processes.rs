@@ -58,8 +58,7 @@ pub(crate) fn descendants(except: &[Pid]) -> Vec<Process> {
     found
 }
 
-/// Kills what is left below this process, and reaps all of it. What it has used, as the kernel counts that, is then this
-/// process's to tell.
+/// Kills all processes below this one, and reaps them. The kernel then counts what they have used for this one.
 pub(crate) fn end_all() {
     // After [`adopt_orphans`] a process without children has no descendants, whatever the table has missed: one that was
     // started and left while it was read. Where there is no table, as without /proc, nothing can be found.

@@ -1,4 +1,4 @@
-//! What a rank runs: the program as it was typed, or Python with a script or a module.
+//! The command of a rank: the program as it was typed, or Python with a script or a module.
 
 use std::env;
 use std::ffi::{OsStr, OsString};

@@ -33,7 +33,7 @@ pub(crate) enum Ending {
     Signal { signal: i32, dumped: bool },
 }
 
-/// What made a rank end.
+/// The cause of a rank's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
     /// It ended by itself.

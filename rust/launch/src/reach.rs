@@ -24,7 +24,7 @@ const SSH_OPTIONS: [&str; 9] = [
     "-o",
     "ServerAliveCountMax=3",
 ];
-/// What the ranks get of the variables here, by name and by the beginning of it.
+/// The variables here that the ranks get, by name and by the beginning of it.
 const PASSED_ON: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"];
 const PASSED_ON_BY_PREFIX: [&str; 6] = ["UNISONO_", "PYTHON", "OMP_", "TORCH", "NCCL_", "GLOO_"];
 /// Of those, what speaks of another job: this one may have been started inside it.
@@ -43,7 +43,7 @@ pub(crate) fn ssh(command: &str) -> io::Result<Vec<String>> {
     Ok(words)
 }
 
-/// What all parts of the job are told, before it is known which part it is.
+/// The order to every part of the job, before it is known which part it is.
 pub(crate) fn order(options: &Options) -> io::Result<Order> {
     let master = options.master_addr.as_deref();
     let mut arguments: Vec<OsString> = vec!["--output".into()];
@@ -76,7 +76,7 @@ pub(crate) fn order(options: &Options) -> io::Result<Order> {
     })
 }
 
-/// What runs the launcher of a host, as a shell there is to read it.
+/// The command that runs the launcher of a host, as a shell there is to read it.
 pub(crate) fn command(door: &Door) -> io::Result<OsString> {
     let mut words = vec![OsString::from("exec")];
     // The launcher may need it to start; what the ranks get comes with the order.

@@ -1,4 +1,4 @@
-//! What is said when a job has failed: which rank was first, how, and what became of the others.
+//! The report on a job that has failed: which rank was first, how, and what became of the others.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use crate::output;
 use crate::rank::{Ended, Ending, Rank, Why, status_of_signal};
 use crate::signals::name;
 
-/// What the user calls this host, where there are several.
+/// The user's name for this host, where there are several.
 static HOST: OnceLock<String> = OnceLock::new();
 
 /// From now on says which of several hosts speaks.
@@ -55,7 +55,7 @@ impl Job<'_> {
         }
     }
 
-    /// What there is to say, line by line. Nothing when all went well.
+    /// The report, line by line. Empty when all went well.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let world = self.world;

@@ -137,7 +137,7 @@ impl Sink {
     }
 }
 
-/// What remains of a line that was overwritten from its beginning, once or more often.
+/// The last version of a line that was overwritten from its beginning, once or more often.
 fn standing(line: &[u8]) -> &[u8] {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let begin = line

@@ -15,12 +15,12 @@ use signal_hook::consts::{
 };
 use signal_hook::iterator::{Handle, Signals};
 
-/// What the launcher passes on to the ranks.
+/// The signals that the launcher passes on to the ranks.
 const PASSED_ON: [i32; 9] = [
     SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP, SIGCONT,
 ];
 
-/// What the launcher waits for.
+/// The events that the launcher waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Signal(i32),
@@ -31,7 +31,7 @@ pub(crate) enum Event {
         host: u16,
         port: u16,
     },
-    /// What reached that host has closed its output and was no launcher, or one that failed to start.
+    /// The command that reached that host has closed its output and was no launcher, or one that failed to start.
     Mute {
         host: u16,
     },

@@ -79,7 +79,7 @@ fn barrier(shape: &Shape) -> Plan {
 }
 
 /// Before the round at distance d, rank r has the d blocks that begin with its own. It sends them to r - d
-/// and receives those of r + d, of which the last round takes only what is missing:
+/// and receives those of r + d; the last round takes only the missing ones:
 ///
 /// ```text
 /// world 5, rank 3:  has 3  | from 4: 4  | from 0: 0 1  | from 2 (= 3 + 4): 2

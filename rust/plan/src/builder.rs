@@ -1,4 +1,4 @@
-//! What every algorithm is written with: a list of steps that grows, blocks of a buffer, and where a rank's
+//! The tools with which every algorithm is written: a list of steps that grows, blocks of a buffer, and where a rank's
 //! own contribution lies.
 
 use std::ops::Range;
@@ -113,7 +113,7 @@ impl Steps {
     }
 }
 
-/// What a message sent from `buffer` carries.
+/// The element type of a message sent from `buffer`.
 pub(super) fn wire_from(buffer: Buffer) -> Wire {
     match buffer {
         Buffer::Input | Buffer::Output | Buffer::Window { .. } => Wire::Element,
@@ -222,7 +222,7 @@ impl Shape<'_> {
         Span::new(Buffer::Output, 0, self.count())
     }
 
-    /// What this rank contributes to all_reduce or reduce.
+    /// This rank's contribution to all_reduce or reduce.
     pub(super) fn contribution(&self) -> Span {
         debug_assert!(matches!(
             self.collective,

@@ -131,9 +131,9 @@ fn halve(
 
 /// Halve, finish the range that is left, then double.
 ///
-/// Nearest partners first: they exchange the most. Long buffers are reduced stretch by stretch, each of which leaves
-/// every member with up to `chunk` elements: a stretch is collected when the next one has been halved, while what there
-/// is to send of it is still in the cache.
+/// Nearest partners first: they exchange the most. Long buffers are reduced stretch by stretch. Each stretch leaves
+/// every member with up to `chunk` elements: it is collected when the next one has been halved, while the elements to
+/// send are still in the cache.
 fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let core = Core::of(shape.world);

@@ -24,9 +24,9 @@ use crate::types::{Collective, Rank};
 /// Where the buffers lie.
 pub(super) const FAMILY: Family = Family::built_elsewhere(price);
 
-/// What `rank` of `world` sums up of `count` elements of so many bytes: the first element and how many. Slices begin at
-/// cache lines, counted from the beginning of the buffer, so that two ranks never write to one line of a buffer that
-/// begins with one; the last ones may be shorter or empty.
+/// The slice that `rank` of `world` sums up, of `count` elements of `element_size` bytes: the first element and how
+/// many. Slices begin at cache lines, counted from the beginning of the buffer, so that two ranks never write to one
+/// line of a buffer that begins with one; the last ones may be shorter or empty.
 pub fn slice(rank: Rank, world: usize, count: usize, element_size: usize) -> (usize, usize) {
     let align = (LINE / element_size.max(1)).max(1);
     let step = count.div_ceil(world.max(1)).next_multiple_of(align);

@@ -8,19 +8,19 @@ use crate::types::Collective;
 /// No piece is longer, in bytes: the connections between two hosts hold little more, and two pieces are under way.
 const LONGEST_PIECE: f64 = (8 << 20) as f64;
 
-/// No piece is made shorter than so many elements.
+/// No piece is made shorter than this number of elements.
 const SHORTEST_PIECE: usize = DEFAULT_CHUNK / 16;
 
 /// Messages between hosts whose time a further piece takes: those of a rank that passes it on, and of the ranks beside it.
 const MESSAGES_OF_A_PIECE: f64 = 4.0;
 
-/// The longest piece of a plan of `algorithm` for `shape`, in elements of `element_size` bytes: what [`build_on`](super::build_on) takes. The
-/// same on all ranks.
+/// The longest piece of a plan of `algorithm` for `shape`, in elements of `element_size` bytes: what
+/// [`build_on`](super::build_on) takes. The same on all ranks.
 ///
 /// Where a rank waits for what another host makes of one piece before it sends more than the next, the latency to that host
 /// must be short beside the time that a piece takes. Where pieces go from one host to the next, and on from there, a link is
-/// idle until the first has come so far, and the shorter the pieces, the sooner. Everywhere else pieces are [`DEFAULT_CHUNK`] long, or
-/// so long that each thread has a share.
+/// idle until the first has come so far, and the shorter the pieces, the sooner. Everywhere else pieces are [`DEFAULT_CHUNK`]
+/// long, or so long that each thread has a share.
 pub fn piece_length(
     algorithm: Algorithm,
     shape: &Shape,
@@ -51,7 +51,7 @@ pub fn piece_length(
     }
 }
 
-/// Pieces that take so many times as long as the way to another host, if that is much.
+/// The length of pieces that take `latencies` times as long as the way to another host, if that is much.
 fn against_latency(latencies: f64, element_size: usize, costs: &Costs) -> usize {
     // A long way may be four times as fast as it is taken to be.
     let byte = (costs.remote_byte / 4.0).max(Costs::TYPICAL.remote_byte);
@@ -62,7 +62,7 @@ fn against_latency(latencies: f64, element_size: usize, costs: &Costs) -> usize 
         LONGEST_PIECE
     };
     let elements = longest as usize / element_size.max(1);
-    // What is a little more is not worth a longer wait for the first piece.
+    // A slightly longer piece is not worth a longer wait for the first one.
     match elements >= 2 * DEFAULT_CHUNK {
         true => elements,
         false => DEFAULT_CHUNK,

@@ -18,8 +18,9 @@ use super::topology::Topology;
 use super::{Algorithm, Counts, Shape, applicable_on, shared};
 use crate::types::Collective;
 
-/// How much more an all_reduce in windows may cost than by messages where each rank has a core. Prices are those of cores that share a cache.
-/// Where they share none, messages take three times as long, and windows, which find out and go round the caches, do not.
+/// How much more an all_reduce in windows may cost than by messages where each rank has a core. Prices are those of cores that
+/// share a cache. Where they share none, messages take three times as long, and windows, which find out and go round the
+/// caches, do not.
 const FOR_DISTANT_CORES: f64 = 1.25;
 
 /// The algorithms for one request; the same on all ranks.
@@ -138,7 +139,7 @@ pub fn select(shape: &Shape, element_size: usize, topology: &Topology, costs: &C
     least(candidates, shape, element_size, topology, costs).unwrap_or(Algorithm::Direct)
 }
 
-/// What each algorithm that serves `shape` should take, in seconds, the cheapest first: for reports.
+/// The algorithms that serve `shape`, each with the seconds that it should take, the cheapest first: for reports.
 pub fn prices(
     shape: &Shape,
     element_size: usize,

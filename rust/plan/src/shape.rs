@@ -1,4 +1,4 @@
-//! What a plan is made from.
+//! The input from which a plan is made.
 
 use crate::types::{Collective, Rank};
 

@@ -10,9 +10,9 @@ use super::windows::MOST_RANKS;
 use super::{Algorithm, Counts, Shape};
 use crate::types::Collective;
 
-/// Bytes of a chunk, the piece of a buffer that goes through a half of a window at once. What all ranks have of a chunk,
-/// in their windows and in their own memory, is to stay in the caches of the cores that they share, and a chunk is to
-/// take longer than the meetings in it. (32 to 256 KiB were measured.)
+/// Bytes of a chunk, the piece of a buffer that goes through a half of a window at once. The data of a chunk on all ranks, in
+/// their windows and in their own memory, is to stay in the caches of the cores that they share, and a chunk is to take longer
+/// than the meetings in it. (32 to 256 KiB were measured.)
 pub const CHUNK: usize = 128 << 10;
 
 /// Bytes of a cache line, at whose multiples ranks cut memory that several of them write to.

@@ -1,4 +1,4 @@
-//! What the ranks of a host tell each other about their windows.
+//! The signals by which the ranks of a host tell each other about their windows.
 
 use crate::types::Rank;
 

@@ -23,7 +23,7 @@ use super::topology::Topology;
 use super::{Buffer, Order, Plan, Span, Step};
 use crate::types::Rank;
 
-/// What it costs to reach a peer.
+/// The costs of reaching a peer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkCost {
     /// Seconds from the end of sending to the start of receiving.
@@ -195,7 +195,7 @@ enum Progress {
     Done,
 }
 
-/// What is under way from one rank to another.
+/// The messages under way from one rank to another.
 #[derive(Default)]
 struct InFlight {
     /// When each message has arrived, and how long it is.

@@ -38,7 +38,7 @@ pub struct Place {
 /// One chunk on one rank. The collective itself has the same kind and root as the whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// What is copied into the slot first: where from in the caller's memory, and where to.
+    /// The copies into the slot, which come first: where from in the caller's memory, and where to.
     pub puts: Vec<(Span, usize)>,
     /// The collective's counts.
     pub part: Part,
@@ -46,7 +46,7 @@ pub struct Chunk {
     pub input: Option<Place>,
     /// The collective's output; `None` where this rank gets none.
     pub output: Option<Place>,
-    /// What is copied out of the slot at last: where from, and where to in the caller's memory.
+    /// The copies out of the slot, which come last: where from, and where to in the caller's memory.
     pub gets: Vec<(usize, Span)>,
 }
 
@@ -78,7 +78,7 @@ pub fn chunks(shape: &Shape, room: usize) -> Option<Vec<Chunk>> {
     )
 }
 
-/// What a rank without anything left takes part with.
+/// The chunk with which a rank takes part that has nothing left.
 pub fn nothing(shape: &Shape) -> Chunk {
     chunk(shape, 1, longest(shape))
 }

@@ -14,8 +14,9 @@ pub enum Buffer {
     Output,
     /// The plan's own memory, [`Plan::scratch`] elements of the accumulation type, uninitialised at first.
     Scratch,
-    /// A half of a window: memory of `rank` that all ranks of its host read, and that it alone writes but for [`Step::ReduceAll`]. It
-    /// holds elements of the request's type. [`Step::Signal`] and [`Step::Wait`] order its use by the ranks.
+    /// A half of a window: memory of `rank` that all ranks of its host read, and that it alone writes but for
+    /// [`Step::ReduceAll`]. It holds elements of the request's type. [`Step::Signal`] and [`Step::Wait`] order its use by the
+    /// ranks.
     Window {
         /// The owner.
         rank: u8,
@@ -102,7 +103,7 @@ pub enum Step {
     Send {
         /// The receiving rank.
         to: Rank,
-        /// What is sent. From `Scratch` the message is `Partial`, else `Element`.
+        /// The elements to send. From `Scratch` the message is `Partial`, else `Element`.
         src: Span,
     },
     /// Receive the next message of rank `from` into `dst`, converting `wire` to `dst`'s type.
@@ -111,7 +112,7 @@ pub enum Step {
         from: Rank,
         /// Where it goes; exactly as long as the message.
         dst: Span,
-        /// What the message carries.
+        /// The element type of the message.
         wire: Wire,
     },
     /// `dst = dst op incoming`, with the next message of rank `from`. When `wire` is `Element` and `dst` is
@@ -121,7 +122,7 @@ pub enum Step {
         from: Rank,
         /// The left operand and the result.
         dst: Span,
-        /// What the message carries.
+        /// The element type of the message.
         wire: Wire,
     },
     /// `dst = src`; widens into `Scratch`, rounds out of it. In a plan that is premultiplied (see [`windows::build`]) what
@@ -155,7 +156,7 @@ pub enum Step {
         srcs: Sources,
         /// The result.
         dst: Span,
-        /// Other ranks of which the result takes the place of the contribution as well.
+        /// Other ranks whose contribution the result replaces as well.
         copies: Peers,
     },
     /// Set a semaphore of a half for each of these ranks: what this rank did before, they see after their wait.

@@ -41,7 +41,7 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// With a node of so many ranks more.
+    /// With one node more, of `ranks` ranks.
     const fn and(self, ranks: usize) -> Self {
         let is_least = self.number == 0 || ranks < self.fewest;
         Self {
@@ -117,7 +117,7 @@ impl Topology {
     ///
     /// When several hosts send to one at the same time, their streams compete for its link: some get less and come late, and
     /// other links are idle meanwhile. Where each host sends to one other at a time, that is gained, and there are more rounds,
-    /// of which each takes the latency.
+    /// each with its latency.
     #[must_use]
     pub fn with_links(self, latency: f64, byte: f64) -> Self {
         let elements = latency / (GAIN * byte) / 4.0;
@@ -127,7 +127,7 @@ impl Topology {
         }
     }
 
-    /// The same with so many threads of each rank for long pieces.
+    /// The same with `threads` threads of each rank for long pieces.
     #[must_use]
     pub fn with_threads(self, threads: usize) -> Self {
         Self { threads, ..self }
@@ -158,7 +158,7 @@ impl Topology {
         grouped(&self.host_of)
     }
 
-    /// What is between ranks that are apart: several hosts or, on one, several memory nodes. The ranks of each of them, as
+    /// The groups of ranks that are apart: several hosts or, on one, several memory nodes. The ranks of each of them, as
     /// [`Topology::hosts`]; one list where all ranks are together.
     pub fn groups(&self) -> Vec<Vec<Rank>> {
         match self.spans_hosts() {

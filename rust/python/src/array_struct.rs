@@ -139,7 +139,7 @@ fn bits_of_ml_dtypes(dtype: &Bound<'_, PyAny>) -> PyResult<Option<DataType>> {
     })
 }
 
-/// What is wrong with elements of the type `dtype` of NumPy, and what to pass instead.
+/// The reason why elements of NumPy's type `dtype` are refused, and what to pass instead.
 fn explain(dtype: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
     const AS_BYTES: &str = "np.ascontiguousarray(array).view(np.uint8) moves it as bytes";
     // NumPy does not let such an array be seen as bytes.

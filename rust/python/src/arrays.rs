@@ -1,8 +1,8 @@
-//! What Python calls an array, as memory for the core, without copying it.
+//! Arrays of Python, as memory for the core, without copying them.
 //!
 //! NumPy arrays are read through `__array_struct__`, NumPy's C interface: one attribute, and it also describes the
 //! types that DLPack does not let NumPy export (bfloat16 and the 8-bit floats of ml_dtypes). Everything else is
-//! asked for DLPack (`dlpack.rs`). What offers neither but is bytes-like (bytes, memoryview, array.array) goes
+//! asked for DLPack (`dlpack.rs`). Bytes-like objects that offer neither (bytes, memoryview, array.array) go
 //! through `numpy.asarray`, which shares memory too. Arrays on a CUDA device come with DLPack, or with
 //! `__cuda_array_interface__` alone (`cuda_array.rs`).
 //!
@@ -22,7 +22,7 @@ use crate::errors::{invalid, unsupported};
 use crate::how::How;
 use crate::{cuda_array, dlpack};
 
-/// An argument that is an array: which one of which operation, for messages.
+/// An argument that is an array: the operation and the name of the argument, for messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Argument {
     pub(crate) operation: &'static str,
@@ -59,11 +59,11 @@ pub(crate) fn stacked(blocks: usize, block: &[usize]) -> Vec<usize> {
 
 /// An array in row-major order without gaps.
 pub(crate) struct Array<'py> {
-    /// What the caller gave.
+    /// The object that the caller gave.
     given: Bound<'py, PyAny>,
     /// The array it was understood as: the same, or a copy, or a view of it.
     object: Bound<'py, PyAny>,
-    /// What keeps the memory where it is.
+    /// The object that keeps the memory where it is.
     owner: Bound<'py, PyAny>,
     argument: Argument,
     layout: Layout,
@@ -87,7 +87,7 @@ impl Floats {
         if self.count == 0 {
             return &mut [];
         }
-        // SAFETY: `floats` has found so many aligned numbers, which live as long as `self`; the rest is the caller's promise.
+        // SAFETY: `floats` has found `count` aligned numbers, which live as long as `self`; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.count) }
     }
 }
@@ -296,7 +296,7 @@ impl<'py> Array<'py> {
         &self.object
     }
 
-    /// What the caller gave; for a new array, the array.
+    /// The object that the caller gave; for a new array, the array.
     pub(crate) fn given(&self) -> &Bound<'py, PyAny> {
         &self.given
     }
@@ -337,7 +337,7 @@ impl<'py> Array<'py> {
         Err(self.argument.unsupported(self.object.py(), reason))
     }
 
-    /// What must live for as long as the memory is used.
+    /// The object that must live for as long as the memory is used.
     pub(crate) fn keep(&self) -> Py<PyAny> {
         self.owner.clone().unbind()
     }

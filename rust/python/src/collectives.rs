@@ -1,4 +1,4 @@
-//! What the collectives have in common: arrays in, a request for the core, and what it returns. The methods are in
+//! Shared by the collectives: arrays in, a request for the core, and the value it returns. The methods are in
 //! `reductions.rs`, `exchanges.rs` and `rooted.rs`.
 //!
 //! Everything that Python's callers can get wrong is refused there or by the core's own check, before anything is

@@ -332,7 +332,7 @@ impl Communicator {
         Some(exception(py, &error).into_value(py).into_any())
     }
 
-    /// What this rank was last in, one line per operation, oldest first: for reports.
+    /// The latest operations of this rank, one line per operation, oldest first: for reports.
     fn recent_operations(&self, py: Python<'_>) -> Vec<String> {
         py.detach(|| self.core().recent_operations())
     }

@@ -65,7 +65,7 @@ struct Versioned {
 
 /// An array of another library.
 pub(crate) struct Shared<'py> {
-    /// What keeps the memory.
+    /// The object that keeps the memory.
     pub(crate) owner: Bound<'py, PyAny>,
     pub(crate) layout: Layout,
     pub(crate) on_device: bool,
@@ -121,7 +121,7 @@ pub(crate) fn view<'py>(
     })
 }
 
-/// What the array in `capsule` is like.
+/// The layout of the array in `capsule`.
 fn capsule_layout(
     py: Python<'_>,
     argument: Argument,

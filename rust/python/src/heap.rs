@@ -145,14 +145,14 @@ fn sizes(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     })
 }
 
-/// What this process's shared heap holds now.
+/// The usage of this process's shared heap now.
 #[pyfunction]
 #[pyo3(name = "heap")]
 fn statistics(py: Python<'_>) -> Heap {
     Heap(py.detach(heap::statistics))
 }
 
-/// What a process's shared heap held when `heap` was called, in bytes where nothing else is said.
+/// The usage of a process's shared heap when `heap` was called, in bytes where nothing else is said.
 ///
 /// ``array in unisono.heap()`` tells whether the memory of an array lies in the heap.
 #[pyclass(frozen, module = "unisono", name = "Heap")]

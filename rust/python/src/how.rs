@@ -81,7 +81,7 @@ impl How {
         }
     }
 
-    /// Takes an array on a CUDA device, of which `own` is the stream. Returns the stream of the operation.
+    /// Takes an array on a CUDA device, with `own` as its stream. Returns the stream of the operation.
     pub(crate) fn admit_device(
         &self,
         py: Python<'_>,
@@ -154,7 +154,7 @@ pub(crate) struct Stream(pub(crate) usize);
 impl Stream {
     pub(crate) const LEGACY: Self = Self(0);
 
-    /// What CUDA calls `CU_STREAM_LEGACY` is the same stream as 0.
+    /// CUDA's `CU_STREAM_LEGACY` is the same stream as 0.
     pub(crate) const fn of(handle: usize) -> Self {
         match handle {
             1 => Self::LEGACY,

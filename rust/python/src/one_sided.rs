@@ -167,7 +167,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // What the last use of a port closes waits for peers, without the GIL. Not while the interpreter goes away.
+        // The last use of a port closes it, which waits for peers, without the GIL. Not while the interpreter goes away.
         let port = Arc::clone(&self.0);
         Python::try_attach(|py| {
             py.detach(|| {
@@ -203,7 +203,7 @@ struct RemoteRegion(one_sided::RemoteRegion);
 
 #[pymethods]
 impl RemoteRegion {
-    /// What ``to_bytes`` returned at the peer.
+    /// A region from the bytes that ``to_bytes`` returned at the peer.
     #[staticmethod]
     fn from_bytes(py: Python<'_>, data: &[u8]) -> PyResult<Self> {
         let remote = one_sided::RemoteRegion::from_bytes(data);
@@ -262,7 +262,7 @@ impl Transfer {
         }
     }
 
-    /// What ended it; None where it went well or still goes on.
+    /// The error that ended it; None where it went well or still goes on.
     fn exception(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         let error: Error = self.0.result()?.err()?;
         Some(exception(py, &error).into_value(py).into_any())

@@ -145,7 +145,7 @@ impl ReduceOp {
 pub(crate) struct Operator(pub(crate) Op);
 
 impl Operator {
-    /// What reductions do when they are not told otherwise.
+    /// The operator of reductions that are not told otherwise.
     pub(crate) const DEFAULT: Self = Self(Op::Sum);
 }
 

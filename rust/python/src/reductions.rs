@@ -99,9 +99,9 @@ impl Communicator {
     /// largest magnitude among them, and each becomes one of 255 multiples of 1/127 of it. With ``h``
     /// hosts a result is off by at most 1/254 of the largest magnitude among its neighbours, in each of
     /// ``h - 1`` hosts' sums and in the result; where hosts have different numbers of ranks, in the
-    /// contributions of all ranks but one. All ranks get the same bits. What is not finite makes its 128
-    /// neighbours NaN, and neighbours that are all below 2**-121 become zero. Ranks that are all on one
-    /// host exchange float32.
+    /// contributions of all ranks but one. All ranks get the same bits. A value that is not finite makes
+    /// its 128 neighbours NaN, and neighbours that are all below 2**-121 become zero. Ranks that are all
+    /// on one host exchange float32.
     ///
     /// Parameters
     /// ----------

@@ -319,7 +319,7 @@ impl Communicator {
         }
     }
 
-    /// The counts of an operation of which only the root must know all: elsewhere `own` for this rank, zeros for others.
+    /// The counts of an operation whose root alone must know them all: elsewhere `own` for this rank, zeros for others.
     fn rooted_counts(
         &self,
         py: Python<'_>,

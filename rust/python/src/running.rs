@@ -20,12 +20,12 @@ use unisono::{Communicator, PointToPoint, Request};
 
 use crate::errors::{exception, invalid};
 
-/// What there is to do, and what it needs.
+/// An operation to run, and the objects that it needs.
 pub(crate) struct Call {
     pub(crate) action: Action,
-    /// What owns the memory.
+    /// The owners of the memory.
     pub(crate) keep: Vec<Py<PyAny>>,
-    /// What the operation returns in the end.
+    /// The value that the operation returns in the end.
     pub(crate) value: Py<PyAny>,
 }
 

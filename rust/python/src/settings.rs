@@ -20,13 +20,13 @@ pub(crate) struct Setting {
     name: &'static str,
     /// The environment variable.
     variable: &'static str,
-    /// What values it takes, in words.
+    /// The values that it takes, in words.
     accepts: &'static str,
     /// The default, as it would be written.
     default: &'static str,
     /// Whether every rank must have the same value.
     must_agree: bool,
-    /// What follows from it, in one line.
+    /// Its consequence, in one line.
     consequence: &'static str,
 }
 
@@ -56,8 +56,8 @@ fn settings() -> Vec<Setting> {
 
 /// Settings that a communicator is made with.
 ///
-/// Each is a keyword; `settings` lists them with what follows from each. What is not given here
-/// comes from its environment variable (``UNISONO_TIMEOUT`` for ``timeout``), or else is the
+/// Each is a keyword; `settings` lists them with the consequence of each. A setting that is not given
+/// here comes from its environment variable (``UNISONO_TIMEOUT`` for ``timeout``), or else is the
 /// default. A value is a string as in the environment, or the number or path that it stands for;
 /// None is as if it had not been given.
 ///

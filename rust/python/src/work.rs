@@ -117,7 +117,7 @@ impl Work {
         self.inner.duration().map(|took| took.as_secs_f64())
     }
 
-    /// What it is, by the number of the operation in its communicator: ``"all_reduce #17"``.
+    /// The name of the operation, with its number in its communicator: ``"all_reduce #17"``.
     #[getter]
     fn operation(&self) -> String {
         self.inner.name()

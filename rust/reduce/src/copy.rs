@@ -48,7 +48,7 @@ impl Streaming {
     /// Whether the processor has such stores: without them it would only cost the way round through a buffer.
     pub const EXISTS: bool = cfg!(target_arch = "x86_64");
 
-    /// What suits an operation during which the cores that share a cache touch so many bytes, read
+    /// The choice for an operation during which the cores that share a cache touch `bytes` bytes, read
     /// and written: streaming from the size of the last cache on. A copy alone touches twice its
     /// length; in a collective, what all ranks of this host read and write counts.
     #[inline]
@@ -75,7 +75,7 @@ pub fn copy(dst: &mut [u8], src: &[u8]) {
 
 /// [`copy`] for a part of something larger, whose whole the caller knows.
 ///
-/// What was streamed is visible to other processors before anything that this thread stores later.
+/// Streamed data is visible to other processors before anything that this thread stores later.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -247,7 +247,7 @@ impl Kernel {
     }
 }
 
-/// What remains to be done once all contributions are folded.
+/// The last step, once all contributions are folded.
 enum Ending {
     Keep,
     Divide,

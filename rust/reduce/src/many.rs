@@ -22,7 +22,7 @@ pub enum Source<'a> {
     Element(&'a [u8]),
     /// In the accumulation type: several contributions folded, but not finished.
     Partial(&'a [u8]),
-    /// What the destination holds before, in the destination's type. Any number of the sources may
+    /// The earlier content of the destination, in the destination's type. Any number of the sources may
     /// be this, at any place.
     Destination,
 }
@@ -324,7 +324,7 @@ fn seams(dst: &mut [u8], block: usize, size: usize) -> impl Iterator<Item = &mut
 #[repr(align(64))]
 struct Buffer([u8; BLOCK]);
 
-/// What a block needs beside its sources and its destination.
+/// The buffers of a block beside its sources and its destination.
 struct Buffers {
     acc: Buffer,
     widened: Buffer,

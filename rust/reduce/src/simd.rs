@@ -242,7 +242,7 @@ impl Drop for Streamer {
     }
 }
 
-/// What caches hold and memory is written in.
+/// Bytes of a cache line, the unit in which memory is written.
 pub(super) const LINE: usize = 64;
 
 #[cfg(target_arch = "x86_64")]

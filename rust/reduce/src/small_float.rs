@@ -152,7 +152,8 @@ fn steps(count: u32, exponent: u32) -> u32 {
 }
 
 /// The magnitude of a float32, rounded to a type with `MANTISSA` bits after the point and the given
-/// bias, in that type's bits. What exceeds the type comes out as a number beyond its largest.
+/// bias, in that type's bits. A magnitude that exceeds the type comes out as a number beyond its
+/// largest.
 #[inline(always)]
 fn round<const MANTISSA: u32, const BIAS: u32>(magnitude: u32) -> u32 {
     let shift = 23 - MANTISSA;

@@ -1,4 +1,4 @@
-//! What crosses between Rust and C++. `build.rs` makes the C++ side of it from this file.
+//! The interface between Rust and C++. `build.rs` makes the C++ side of it from this file.
 
 use crate::group::{Group, estimate, estimate_message, join, subgroup};
 use crate::heap::{heap_allocate, heap_enabled, heap_free};
@@ -14,7 +14,7 @@ pub(crate) mod ffi {
         message: String,
     }
 
-    /// What a store answered.
+    /// The answer of a store.
     struct Fetched {
         status: Status,
         found: bool,

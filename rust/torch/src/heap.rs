@@ -28,7 +28,7 @@ pub(crate) unsafe fn heap_free(address: *mut u8) -> bool {
     NonNull::new(address).is_some_and(|address| guard(|| Ok(free(address))).unwrap_or(true))
 }
 
-/// What the process's heap holds, beside what a group says of itself.
+/// The usage of the process's heap, beside a group's own figures.
 pub(crate) fn usage() -> impl Iterator<Item = (&'static str, u64)> {
     let heap = heap::statistics();
     [

@@ -15,7 +15,7 @@ use crate::ffi;
 use crate::status::{ok, status};
 
 thread_local! {
-    /// What a handler has raised in a wait of this thread, until C++ takes it.
+    /// The exception that a handler has raised in a wait of this thread, until C++ takes it.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     /// Handlers run after what this thread does now, which has no caller who could get an exception.
     static LATER: Cell<bool> = const { Cell::new(false) };
@@ -83,7 +83,7 @@ pub(crate) fn check_signals() -> ffi::Status {
     }
 }
 
-/// What a handler has raised in a wait of this thread; null where it was taken already.
+/// The exception that a handler has raised in a wait of this thread; null where it was taken already.
 pub(crate) fn take_raised() -> ffi::Raised {
     let nothing = || ffi::Raised {
         class_: 0,

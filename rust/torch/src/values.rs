@@ -1,4 +1,4 @@
-//! What C++ passes for an operation, as the core has it.
+//! The values that C++ passes for an operation, as the core has them.
 
 use std::time::Duration;
 

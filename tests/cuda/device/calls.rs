@@ -134,7 +134,7 @@ fn kernels_are_there_before_a_stream_waits() {
     });
 }
 
-/// What a group had serves the next one, and nothing is given back to the driver while another group is there.
+/// The memory of a group serves the next one, and none is given back to the driver while another group is there.
 #[test]
 fn later_groups_use_what_earlier_ones_had() {
     let test = Test {
@@ -331,7 +331,7 @@ fn a_call_takes_few_writes_and_few_calls_of_the_driver() {
     }
 }
 
-/// What goes through host memory for once is two copies and two batches of words.
+/// A short call through host memory takes two copies and two batches of words.
 #[test]
 fn a_short_call_between_processes_takes_few_calls_of_the_driver() {
     const TIMES: u64 = 8;
@@ -364,7 +364,7 @@ fn a_short_call_between_processes_takes_few_calls_of_the_driver() {
     });
 }
 
-/// Between processes that share a device, windows become as long as calls need; what is captured before goes on in the old ones.
+/// Between processes that share a device, windows become as long as calls need; work captured before stays in the old ones.
 #[test]
 fn windows_grow_where_processes_share_a_device() {
     // Of 8 GiB the windows of two ranks take 512 MiB at most, those from before included: halves of 64 MiB.
@@ -498,7 +498,7 @@ fn windows_stay_where_they_cannot_grow() {
     });
 }
 
-/// What a stream receives may be sent after the call for which windows would grow: they do so at a later one.
+/// A message that a stream awaits may be sent after the call for which windows would grow: they grow at a later one.
 #[test]
 fn windows_grow_when_no_message_is_awaited() {
     let test = Test::new(
@@ -529,7 +529,7 @@ fn windows_grow_when_no_message_is_awaited() {
     });
 }
 
-/// From so many bytes on one rank makes the sum, where processes share a device.
+/// Where processes share a device, one rank makes the sum of a large array.
 #[test]
 fn one_rank_makes_a_large_sum_for_all() {
     let test = Test::new(

@@ -27,8 +27,8 @@ fn streams(comm: &Communicator) -> [(Stream, DeviceStream); 2] {
     })
 }
 
-/// Exchanges long messages until ranks have mapped each other's depots, which they do in calls before which nothing is under way in
-/// the process.
+/// Exchanges long messages until ranks have mapped each other's depots. They do so in calls before which nothing is under
+/// way in the process.
 fn warm_up(comm: &Communicator, named: DeviceStream, named_back: DeviceStream) {
     let stream = stream_of(named.device);
     let (from, to) = (array_of(&stream, 1.0, LONG), array_of(&stream, 1.0, LONG));
@@ -151,7 +151,7 @@ fn long_messages_go_to_oneself() {
     });
 }
 
-/// What a depot has no room for follows its note through host memory, and no send waits for its receiver.
+/// A message that a depot has no room for follows its note through host memory, and no send waits for its receiver.
 #[test]
 fn a_depot_may_be_full() {
     let test = Test {
@@ -227,7 +227,8 @@ fn lengths_that_differ_are_named() {
     }
 }
 
-/// What lies in a depot when its receiver dies fails and names it; what was to be fetched from a rank that dies is no number.
+/// When a rank dies, the send of a message to it that lies in a depot fails and names it; the buffer of a receive from it
+/// is filled with NaN.
 #[test]
 fn a_long_message_ends_with_its_peer() {
     let test = Test {

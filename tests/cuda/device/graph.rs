@@ -23,7 +23,7 @@ fn check(result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS);
 }
 
-/// What `body` enqueues on `stream`, instead of doing it.
+/// Captures the work that `body` enqueues on `stream`, instead of doing it.
 pub(crate) fn capture(stream: &Stream, body: impl FnOnce()) -> Graph {
     let mut graph = ptr::null_mut();
     let mut executable = ptr::null_mut();

@@ -16,7 +16,7 @@ use unisono::config::Config;
 use unisono::rendezvous::file_store::FileStore;
 use unisono::rendezvous::memory::MemoryStore;
 
-/// What a process is: absent in the one that cargo starts.
+/// The role of a process: absent in the one that cargo starts.
 const ROLE: &str = "UNISONO_TEST_CUDA_ROLE";
 const STORE: &str = "UNISONO_TEST_CUDA_STORE";
 
@@ -46,9 +46,9 @@ pub(crate) struct Test<'a> {
     pub(crate) driver: &'a [(&'a str, &'a str)],
     /// A rank that is expected to end its process itself.
     pub(crate) dies: Option<usize>,
-    /// What is left of a group that failed may be left to the driver.
+    /// Whether a group that failed may leave something in the driver.
     pub(crate) may_leak: bool,
-    /// What every process warns of, once: a part of that line, which is the only one of the log.
+    /// A part of the warning that every process logs: once, and as the only warning of the log.
     pub(crate) warns: Option<&'a str>,
 }
 
@@ -205,7 +205,7 @@ impl<'a> Test<'a> {
         command.spawn().expect("a process")
     }
 
-    /// What is wrong with the log of a process, if a test says how it should be.
+    /// The error in the log of a process, if a test says how the log should be.
     fn logged(&self, rank: usize, output: &str) -> Option<String> {
         let wanted = self.warns?;
         let lines: Vec<&str> = output
@@ -218,7 +218,7 @@ impl<'a> Test<'a> {
         })
     }
 
-    /// What is left in the emulated driver, beyond what lives as long as the process: nothing, as it should be.
+    /// The error for what a rank left in the emulated driver, beyond what lives as long as the process.
     fn left(&self, rank: usize, process: u32, place: &Path) -> Option<String> {
         // A driver that could not be initialised has nothing to report.
         let report = fs::read_to_string(place.join(format!("report-{process}"))).ok()?;

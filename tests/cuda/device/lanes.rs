@@ -50,7 +50,7 @@ fn captured_messages_are_exchanged_again_and_again() {
                 }
                 incoming.launch(&back);
                 outgoing.launch(&stream);
-                // What is no part of a graph has its own way.
+                // Messages outside of the graphs have their own way.
                 if turn == 1 {
                     let (more, less) = (array_of(&stream, rank as f32, 5), array_of(&back, 0.0, 5));
                     message(&comm, &more, (Some(next), 0), named, true);

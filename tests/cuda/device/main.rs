@@ -264,7 +264,7 @@ fn buffers_in_pieces() {
     }
 }
 
-/// What is enqueued before an operation happens before it, and what comes after it, after, however slow either is.
+/// An operation happens after the work enqueued before it and before the work enqueued after it, however slow either is.
 #[test]
 fn operations_keep_the_order_of_streams() {
     for (ranks, delay) in [

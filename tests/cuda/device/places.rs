@@ -27,8 +27,8 @@ fn values(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(|at| (at % 1000 + rank) as f32).collect()
 }
 
-/// Repeats an all_reduce until ranks have mapped each other's memory, which they do in calls before which nothing is under way in
-/// the process.
+/// Repeats an all_reduce until ranks have mapped each other's memory. They do so in calls before which nothing is under way
+/// in the process.
 fn warm_up(comm: &Communicator, stream: &Stream) {
     let array = Array::in_heap(stream, &bytes_of(&vec![1.0_f32; LONG]), 0);
     for _ in 0..4 {
@@ -183,7 +183,7 @@ fn what_is_captured_happens_in_place() {
     });
 }
 
-/// What could not be made is no number, also where it would be found.
+/// A result that could not be made is NaN, also in a buffer where peers would have written it.
 #[test]
 fn a_peer_that_dies_leaves_no_number() {
     let name = "places::a_peer_that_dies_leaves_no_number";

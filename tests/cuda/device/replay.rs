@@ -96,7 +96,7 @@ fn a_rank_that_has_left_ends_what_waits_for_it() {
     });
 }
 
-/// What graphs read stays until they have read it.
+/// Memory that graphs read stays until they have read it.
 #[test]
 fn a_group_is_closed_while_graphs_are_replayed() {
     let test = Test {

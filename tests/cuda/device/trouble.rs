@@ -1,4 +1,4 @@
-//! What the driver refuses, what happens at the same time, and a context that is lost.
+//! Calls that the driver refuses, calls at the same time, and a context that is lost.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ fn every_stream_goes_on_after_a_failure() {
     });
 }
 
-/// What streams make of a failed group's operations is NaN, on every way: a program that goes on cannot take it for a result.
+/// A failed group's operations yield NaN, on every way: a program that goes on cannot take it for a result.
 #[test]
 fn what_a_dead_peer_should_have_made_is_no_number() {
     for config in [AUTO, SMALL, LARGE, STAGED] {

@@ -94,7 +94,7 @@ fn round(
         .unwrap();
 }
 
-/// What a rank puts, round by round, and from 1024 on what it read.
+/// The numbers that a rank puts, round by round, and from 1024 on the numbers that it read.
 struct Words(Pinned);
 
 impl Words {
@@ -208,7 +208,7 @@ fn missing_ranks_are_named_and_all_waits_are_released() {
     }
 }
 
-/// What a stream leaves in a word tells the waits apart, also where their numbers go round.
+/// The receipt that a stream leaves in a word tells the waits apart, also where their numbers go round.
 fn a_wait_leaves_its_receipt() {
     let flags = ranks(2);
     let stream = Stream::create(device()).unwrap();

@@ -1,4 +1,4 @@
-//! The embedded kernels, launched by their wrapper. What they compute is tested with the kernels themselves; here it is
+//! The embedded kernels, launched by their wrapper. Their results are tested with the kernels themselves; these tests see
 //! that the right one gets the right parameters.
 
 use half::bf16;
@@ -64,7 +64,7 @@ impl Array {
     fn read<T: Element + Default>(&self) -> Vec<T> {
         let mut values = vec![T::default(); self.1];
         let bytes = std::mem::size_of_val(&values[..]);
-        // SAFETY: plain numbers, of which every pattern is a value.
+        // SAFETY: plain numbers; every pattern is a value.
         let raw = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), bytes) };
         self.0.read(0, raw).unwrap();
         values

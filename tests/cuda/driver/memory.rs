@@ -1,4 +1,4 @@
-//! What kind memory is of, what has registered it, and the errors when there is none.
+//! The kind of memory, its registrations, and the errors when there is too little.
 
 use std::sync::atomic::Ordering::AcqRel;
 
@@ -122,7 +122,7 @@ fn registered_memory_is_had_in_advance() {
         let words = Pinned::private(device(), 4096).unwrap();
         let buffer = Pinned::shared(device(), 1 << 20).unwrap();
         assert_ne!(words.address(), own.address());
-        // What was used is zero again.
+        // Words that were used are zero again.
         assert_eq!(words.word(8).swap(5, AcqRel), 0);
         words.give_back();
         buffer.give_back();

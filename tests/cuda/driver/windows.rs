@@ -55,7 +55,7 @@ fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// What other processes do for a test here. They say one line, and end when their input does.
+/// The roles of other processes in a test here. They print one line, and end when their input does.
 pub(crate) fn role(role: &str, argument: &str) {
     match role {
         // Opens the window, for each device, and says what its halves begin with.
@@ -100,7 +100,7 @@ pub(crate) fn role(role: &str, argument: &str) {
     }
 }
 
-/// What a process says, while it lives; `then` is called before it ends.
+/// Calls `then` with the bytes that a process prints, while the process lives.
 fn said<T>(name: &str, argument: &str, then: impl FnOnce(Vec<u8>) -> T) -> T {
     let mut child = harness::role(name, argument);
     let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());

@@ -28,7 +28,7 @@ namespace {
 constexpr int kPool = 32;
 constexpr size_t kSlab = size_t{64} << 20;
 
-// What the driver made for one device, on behalf of torch.
+// The streams that the driver made for one device, on behalf of torch.
 struct Streams {
   std::vector<StreamHandle> handles = {nullptr};
   // Those of the pool are 1 to kPool, and given out in turn; new ones come after them.
@@ -45,7 +45,7 @@ struct World {
   std::mutex mutex;
   std::vector<void*> contexts;
   std::vector<Streams> streams;
-  // What is left of the last large piece of each device: from, to.
+  // The rest of the last large piece of each device: from, to.
   std::map<int, std::pair<Pointer, Pointer>> slabs;
   std::vector<Pointer> pieces;
   // Free blocks by device and size, and all that were ever made with their sizes.
@@ -338,7 +338,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
   return self;
 }
 
-// What tests call
+// The functions that tests call
 
 void install() {
   static const auto* guard = new Guard;
@@ -364,7 +364,7 @@ void upload(const at::Tensor& target, const at::Tensor& source) {
        staged.const_data_ptr(), staged.nbytes(), stream);
 }
 
-// What `source` holds when the current stream has got here.
+// The content of `source` when the current stream has got here.
 at::Tensor download(const at::Tensor& source) {
   const at::Tensor plain =
       source.is_contiguous() ? source
@@ -439,7 +439,7 @@ bool is_free(int64_t address) {
   return std::find(free.begin(), free.end(), block) != free.end();
 }
 
-// What is put into the current stream becomes a graph, until the end of the capture.
+// Work put into the current stream becomes a graph, until the end of the capture.
 void begin_capture(int64_t device) {
   call("cuStreamBeginCapture_v2", current_handle(cuda(device)), kThreadLocalCapture);
 }

@@ -1,4 +1,4 @@
-"""What the tests on a real GPU share: where the ranks are."""
+"""Shared by the tests on a real GPU: the devices of the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does wrong on a CUDA device, to see that test_sanitizer.py would find it."""
+"""Errors of a rank on a CUDA device, to see that test_sanitizer.py would find them."""
 
 from __future__ import annotations
 

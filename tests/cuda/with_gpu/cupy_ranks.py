@@ -1,4 +1,4 @@
-"""What ranks do with CuPy's arrays, for test_arrays_cuda.py."""
+"""The rank functions for CuPy's arrays, for test_arrays_cuda.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What ranks do with JAX's arrays, for test_arrays_cuda.py.
+"""The rank functions for JAX's arrays, for test_arrays_cuda.py.
 
-They never change, so each operation writes to memory that JAX does not own: here, of the driver.
+These arrays never change, so each operation writes to memory that JAX does not own: here, of the
+driver.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def operations() -> None:
 
 
 def computed_late() -> None:
-    """What JAX still computes when an operation begins is waited for, by the stream."""
+    """The stream waits for an array that JAX still computes when an operation begins."""
     with joined() as comm:
         square = jax.jit(lambda matrix: matrix @ matrix / matrix.shape[0])
         stream = Stream()

@@ -1,4 +1,4 @@
-"""What ranks do with torch's tensors through the Python door, for test_arrays_cuda.py."""
+"""The rank functions for torch's tensors through the Python door, for test_arrays_cuda.py."""
 
 from __future__ import annotations
 

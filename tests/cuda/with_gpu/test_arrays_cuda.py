@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(device_count() == 0, reason="there is no CUDA de
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_operation(run, kind, world):
-    # What they are compared with is made on the host, in rank order, too.
+    # The expected values are made on the host, in rank order, too.
     env = {"UNISONO_ALGORITHM": "direct"}
     run(world, "cuda_array_ranks:every_operation", kind, DTYPES, timeout=240, env=env)
 

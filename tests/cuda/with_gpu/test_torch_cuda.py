@@ -1,7 +1,7 @@
 """torch.distributed on CUDA tensors, on a real GPU: run by ``make test-cuda``.
 
 All ranks share one GPU, and where there are several they take them in turn as well. A function
-whose name begins with ``rank_`` runs on every rank. What needs no GPU is tested over the emulated
+whose name begins with ``rank_`` runs on every rank. The tests that need no GPU use the emulated
 driver, in ``tests/cuda/without_gpu/test_torch_emulated_cuda.py``.
 """
 
@@ -192,7 +192,7 @@ def rank_moves() -> None:
         moved = data(rank, count, dtype)
         dist.broadcast(moved, root)
         check(moved, data(root, count, dtype), "broadcast", *where)
-        # In a wide type, since there are types of which torch does not put tensors together.
+        # In a wide type, since torch cannot put tensors of some types together.
         everything = torch.cat([wide(data(peer, count, dtype)) for peer in range(world)]).to(dtype)
         gathered = torch.empty(world * count, dtype=dtype, device=device)
         dist.all_gather_into_tensor(gathered, data(rank, count, dtype))

@@ -80,7 +80,7 @@ def run(*command: str | Path) -> str:
 
 @dataclass
 class Compiled:
-    """What ptxas makes of an entry point, as the driver will."""
+    """The code that ptxas makes of an entry point, as the driver will."""
 
     registers: int
     stack: int

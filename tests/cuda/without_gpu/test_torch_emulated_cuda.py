@@ -1,6 +1,7 @@
 """torch.distributed on CUDA tensors over the emulated driver: everything but the GPU itself.
 
-What ranks run is in ``torch_cuda_ranks``. ``tests/cuda/with_gpu`` has the tests that need a GPU.
+The rank functions are in ``torch_cuda_ranks``. The tests that need a GPU are in
+``tests/cuda/with_gpu``.
 """
 
 from __future__ import annotations

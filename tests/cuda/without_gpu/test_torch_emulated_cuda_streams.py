@@ -1,6 +1,6 @@
 """The streams that torch's calls on CUDA tensors are put into, over the emulated driver.
 
-What ranks run is in ``torch_cuda_streams_ranks``.
+The rank functions are in ``torch_cuda_streams_ranks``.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def start(
     torch.ops.emulated.install()
     # After unisono's groups have ended, which they do last: the driver's report is about these.
     atexit.register(torch.ops.emulated.end)
-    # What torch's Python code asks of the runtime library.
+    # Answers that torch's Python code wants from the runtime library.
     torch.cuda.get_device_capability = lambda _device=None: (8, 0)
     torch.accelerator.device_count = lambda: int(os.environ.get("CUDA_EMULATOR_DEVICES", "1"))
     torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
@@ -116,7 +116,7 @@ def start(
 
 
 def statistics() -> dict[str, int]:
-    """What the emulated driver counts in this process: its report at the moment."""
+    """The emulated driver's counts in this process: its report at the moment."""
     driver = ctypes.CDLL("libcuda.so.1")
     text = ctypes.create_string_buffer(1 << 20)
     driver.cuEmulatorStatistics(text, ctypes.c_size_t(len(text)))
@@ -133,7 +133,7 @@ def tensor(source: Any, device: int = 0) -> Any:
 
 
 def values(source: Any) -> Any:
-    """What a CUDA tensor holds once the current stream has got here."""
+    """The content of a CUDA tensor once the current stream has got here."""
     import torch
 
     return torch.ops.emulated.download(source)

@@ -1,4 +1,4 @@
-"""What ranks run for ``test_torch_emulated_cuda``: torch.distributed on CUDA tensors.
+"""The rank functions of ``test_torch_emulated_cuda``: torch.distributed on CUDA tensors.
 
 The device is emulated, so streams are real ordered queues that stop at a shut gate: what a call may
 not wait for is shut off, and what must come after it is looked at once the gate is open.
@@ -26,7 +26,7 @@ DEVICE = torch.device("cuda:0")
 
 
 def data(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What a rank contributes: small numbers that every type holds, different everywhere."""
+    """A rank's contribution: small numbers that every type holds, different everywhere."""
     return ((torch.arange(count) * 3 + rank * 5) % 7).to(dtype)
 
 
@@ -293,7 +293,7 @@ def futures_carry_the_device(rank: int, world: int) -> None:
 
 
 def own_streams_do_not_hold_up_the_current_one(rank: int, world: int) -> None:
-    """What the producer's stream does after the call does not wait for it."""
+    """Work that the producer's stream gets after the call does not wait for it."""
     with cuda.stream():
         tensors = [tensor(data(rank, 1000)) for _ in range(4)]
         works = [dist.all_reduce(t, async_op=True) for t in tensors]
@@ -324,7 +324,7 @@ def keeps_memory() -> None:
                 assert not torch.ops.emulated.is_free(address)
             assert torch.ops.emulated.current_stream(0) == origin
             work.wait()
-            # What reuses it on the stream it came from comes after the call.
+            # Work that reuses it on the stream it came from comes after the call.
             assert torch.ops.emulated.is_free(address)
             torch.ops.emulated.open(gate)
         check(made, torch.cat([data(r, 1000) for r in range(world)]), "kept")
@@ -565,7 +565,7 @@ def makes_a_mesh() -> None:
     """Its dimensions are splits of the default group, where that has a device."""
     rank, world = start(device_id=DEVICE)
     splits = count_calls(dist.distributed_c10d, "split_group", dist.device_mesh)
-    # What a mesh asks of torch's own device, which is not there.
+    # Answers that a mesh wants from torch's own device, which is not there.
     torch.cuda.is_available = torch.accelerator.is_available = lambda: True
     torch.cuda.is_initialized = lambda: True
     torch.cuda.device_count = lambda: 1

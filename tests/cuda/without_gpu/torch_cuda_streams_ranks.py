@@ -1,4 +1,4 @@
-"""What ranks run for ``test_torch_emulated_cuda_streams``.
+"""The rank functions of ``test_torch_emulated_cuda_streams``.
 
 Which streams calls are put into, in which order, and what becomes of calls that a capture cannot
 hold.
@@ -42,7 +42,7 @@ def pool() -> list[int]:
 
 @contextmanager
 def capture() -> Iterator[list[int]]:
-    """What is called inside becomes a graph, which is in the list afterwards."""
+    """Calls inside become a graph, which is in the list afterwards."""
     graphs: list[int] = []
     with cuda.stream():
         emulated.synchronize(0)
@@ -144,7 +144,7 @@ def sends_before_it_receives() -> None:
             work.wait()
         check(got, data(peer, count), "batch", count)
         check(more, data(peer + 2, count), "the second of a batch", count)
-    # What is wrong is said at the call, not at the end of the batch.
+    # An error is raised at the call, not at the end of the batch.
     backend = dist.group.WORLD._get_backend(DEVICE)
     backend._start_coalescing()
     with pytest.raises(ValueError, match="out of range"):
@@ -156,7 +156,7 @@ def sends_before_it_receives() -> None:
 
 
 def refuses_in_a_capture(captures_collectives: bool) -> None:
-    """What cannot be part of a graph says so, and the capture is none the worse for it."""
+    """A call that cannot be part of a graph says so, and the capture goes on unharmed."""
     rank, world = start()
     peer = 1 - rank
     reduced, got = empty(100), empty(10)

@@ -152,7 +152,7 @@ def test_a_program_that_links_statically(tmp_path: Path) -> None:
 
 
 def functions_of_the_abi() -> set[str]:
-    """What the record of the latest version lists."""
+    """The functions that the record of the latest version lists."""
     records = (SOURCES / "abi").glob("*.txt")
     latest = max(records, key=lambda path: [int(number) for number in path.stem.split(".")])
     return {

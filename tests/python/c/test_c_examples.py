@@ -14,7 +14,7 @@ from launching import ROOT, find, mpirun, run
 
 EXAMPLES = ROOT / "examples"
 RANKS = 4
-# What rank 0 prints, and whether every rank does.
+# The pattern of the line that rank 0 prints.
 LINES = {
     "c/hello": r"rank 0 of 4: the sums are 6 10 14 18",
     "c/ring": r"rank 0: 4 blocks went around 4 ranks, and all sums are right",

@@ -1,4 +1,4 @@
-"""What `make install` puts below a prefix is found, linked with and run from outside the tree."""
+"""Files that `make install` puts below a prefix are found, linked and run from outside the tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of `test_horovod.py` do; each function runs on every rank and checks itself."""
+"""The rank functions of `test_horovod.py`; each one runs on every rank and checks itself."""
 
 from __future__ import annotations
 

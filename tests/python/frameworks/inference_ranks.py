@@ -1,4 +1,4 @@
-"""What the ranks of `test_inference.py` do: the doors of vLLM and DeepSpeed to unisono's sums."""
+"""The rank functions of `test_inference.py`: the doors of vLLM and DeepSpeed to unisono's sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class StandIn:
-    """What `unisono.vllm` needs of vLLM's CpuCommunicator, as vLLM 0.32 has it."""
+    """The parts of vLLM's CpuCommunicator that `unisono.vllm` needs, as vLLM 0.32 has them."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ def module_of_vllm(real: bool) -> ModuleType:
 
 
 class Kept(logging.Handler):
-    """What is logged."""
+    """Keeps the lines that are logged."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the ranks of `test_lightgbm.py` do."""
+"""The rank functions of `test_lightgbm.py`."""
 
 from __future__ import annotations
 

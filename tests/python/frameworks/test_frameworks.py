@@ -2,9 +2,9 @@
 
 By its name, and with unisono in gloo's place where they ask for gloo.
 
-What carried the training is what the program found in its process group, so a framework that fell
-back to a backend of its own choice fails here. Every rank has its own share of the images: without
-the exchange of gradients the parameters would differ between ranks.
+The backend that carried the training is read from the program's process group, so a framework that
+fell back to a backend of its own choice fails here. Every rank has its own share of the images:
+without the exchange of gradients the parameters would differ between ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the ranks of `test_torchrec.py` do."""
+"""The rank functions of `test_torchrec.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the tests across hosts do; `test_hosts.py` starts them."""
+"""The rank functions of the tests across hosts; `test_hosts.py` starts them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTS = [1, 7, 1003, 300_001]
 
 @dataclass(frozen=True)
 class Links:
-    """What carries this rank's bytes: mapped segments, and both addresses of TCP connections."""
+    """The paths of this rank's bytes: mapped segments, and both addresses of TCP connections."""
 
     segments: int
     connections: set[tuple[str, str]]
@@ -174,7 +174,7 @@ def quickest_round_trip(times: int) -> float:
 
 
 def reduce_for_a_while(seconds: float) -> float:
-    """All_reduces for so many seconds of rank 0's; how many the longest of them took."""
+    """Run all_reduces for `seconds` on rank 0's clock; return the seconds that the longest took."""
     comm = unisono.init()
     begun, longest = time.monotonic(), 0.0
     while True:

@@ -76,7 +76,7 @@ def put_bridge_first(net: Hosts, name: str) -> None:
 
 
 def test_hosts_have_an_interface_to_a_network_of_their_own():
-    """Several interfaces, of which one leads to the other host."""
+    """Several interfaces, one of them to the other host."""
     with hosts(networks=2) as net:
         net.cut(0)
         found = between(run(net, net.address(0, 1)))
@@ -116,7 +116,7 @@ def test_hosts_are_on_two_networks_with_a_router_between():
     assert found[0] == {(Hosts.address(0), Hosts.address(1, 1))}
 
 
-# What comes from the second network has the router's address, and only answers go there.
+# Packets from the second network have the router's address, and only answers go there.
 TRANSLATION = """
 table ip router {
     chain leaving { type nat hook postrouting priority srcnat; oifname "bridge0" masquerade; }

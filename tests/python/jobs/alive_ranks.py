@@ -1,4 +1,4 @@
-"""What the ranks of `test_alive.py` do: they die, are stopped, and lose their network."""
+"""The rank functions of `test_alive.py`: ranks die, are stopped, and lose their network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def meet() -> unisono.Communicator:
 
 
 def leave_a_child(how: str) -> int:
-    """Fork a child that lives on. The bare system call is one of which no library learns."""
+    """Fork a child that lives on. No library learns of the bare system call."""
     libc = ctypes.CDLL(None)
     if how == "fork":
         child = os.fork()
@@ -160,7 +160,7 @@ def stop_for_a_while(what: str, seconds: float) -> float:
 
 
 def wait_for_one_that_sleeps(seconds: float) -> Ending | None:
-    """Rank 1 is in no operation at all. What rank 0's wait says when its time is up."""
+    """Rank 1 is in no operation at all. Return the error of rank 0's wait when its time is up."""
     comm = meet()
     if comm.rank == 1:
         time.sleep(seconds)
@@ -197,7 +197,7 @@ def lose_the_network(what: str, down: list[str], seconds: float) -> Ending:
 
 
 def idle(seconds: float, before: str) -> tuple[int, int]:
-    """How often this process's threads were put to sleep in so many seconds of idleness."""
+    """How often this process's threads had been put to sleep, before and after idle `seconds`."""
     comm = meet()
     if before == "an empty exchange":
         # A rank may think otherwise: unisono listens for that, without waking up.

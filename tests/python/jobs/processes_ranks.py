@@ -1,4 +1,4 @@
-"""What the ranks of `test_processes.py` do: they fork, and execute other programs."""
+"""The rank functions of `test_processes.py`: ranks fork, and execute other programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import unisono
 
 LARGE = 1 << 18
 BEFORE, AFTER = 42.0, 666.0
-# A child that hangs ends after so many seconds.
+# The seconds after which a child that hangs ends.
 LIFE = 40
 
 
@@ -130,7 +130,7 @@ def a_child_ends_with_an_open_group(folder: str) -> None:
 
 
 def a_child_writes_what_it_has_of_its_parent() -> None:
-    """What it writes its parent does not see, nor do the peers, whose memory it has mapped."""
+    """Its parent does not see what it writes, nor do the peers, whose memory it has mapped."""
     with unisono.init(timeout=30) as comm:
         mine = unisono.empty(LARGE, "float32")
         mine[:] = comm.rank + 1

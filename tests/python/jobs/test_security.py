@@ -1,4 +1,4 @@
-"""What others on the host and on the network can reach of a job, and what they cannot."""
+"""The parts of a job that others on the host and the network can reach, and those they cannot."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_ranks_that_turn_out_to_be_on_one_host_listen_on_loopback_alone(tmp_path
 
 
 def sums_as_users(encrypt: bool) -> tuple[float, list[str]]:
-    """A sum of ranks, of which rank 1 has another user, and the memory that it has mapped."""
+    """A sum of ranks where rank 1 has another user, and the memory that this rank has mapped."""
     import unisono
 
     rank = int(os.environ["RANK"])
@@ -291,7 +291,7 @@ def test_a_flood_before_the_handshake_costs_no_threads(kind: str) -> None:
 
 
 def sends_without_descriptors() -> str:
-    """What a rank hears that has no descriptor left for its first message to another one."""
+    """The outcome of a first message when its sender, rank 0, has no descriptor left for it."""
     import unisono
 
     comm = unisono.init()

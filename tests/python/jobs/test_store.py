@@ -206,5 +206,5 @@ def with_few_descriptors(_rank: int) -> list[str]:
 
 def test_a_group_forms_beside_silent_strangers():
     results = run_ranks(2, "test_store:join_with_a_flood", timeout=60, prefix=with_few_descriptors)
-    # What is left of the flood is in the kernel's queue, not in the process.
+    # The rest of the flood is in the kernel's queue, not in the process.
     assert all(result.value < 400 for result in results), results

@@ -1,6 +1,6 @@
 """The pods that Kubernetes and Kubeflow's operators make of a file of `examples/kubernetes`.
 
-What they set is taken from what they document and from their sources: the Job controller and the
+The values they set are taken from their documents and their sources: the Job controller and the
 kubelet of Kubernetes, the Training Operator 1.9 (`pkg/controller.v1/pytorch/envvar.go`) and the
 Trainer 2.3 (`pkg/runtime/framework/plugins/torch/torch.go`).
 """
@@ -129,7 +129,7 @@ def _pod(container: dict, engine: Mapping[str, str], host: str, domain: str | No
 
 
 def _expand(text: str, env: Mapping[str, str]) -> str:
-    """What the kubelet makes of `$(NAME)`: the variable, or the same text where there is none."""
+    """The kubelet's value of `$(NAME)`: the variable, or the same text where there is none."""
     return re.sub(r"\$\((\w+)\)", lambda match: env.get(match[1], match[0]), text)
 
 
@@ -161,7 +161,7 @@ def lay_secret(folder: Path, pod: dict, text: str) -> Path:
 def names_seen_by(
     pods: Iterable[Pod], me: int, addresses: list[str], *, is_early: bool = False
 ) -> dict[str, str]:
-    """What the names of pods stand for in pod `me`.
+    """The addresses that the names of pods stand for in pod `me`.
 
     Its own are in its /etc/hosts, and DNS has those of all; that of a pod that `is_early` does not
     have the pod itself yet.

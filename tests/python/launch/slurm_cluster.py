@@ -201,7 +201,7 @@ class Slurm:
         return "\n".join(parts)
 
     def end(self) -> None:
-        """End all jobs, then the daemons. What a job leaves goes with the namespaces."""
+        """End all jobs, then the daemons. The remains of a job go with the namespaces."""
         if len(self.daemons) > 1 and self.call("squeue", "--noheader").out:
             self.call("scancel", "--full", "--signal=KILL", "--user=root")
             time.sleep(1)

@@ -1,8 +1,8 @@
 """The files of `examples/kubernetes` and `examples/slurm` are valid, and their ranks would meet.
 
-What an engine sets is taken from the engine's source or was recorded under it; the ranks run with
-exactly that, on "nodes" and in "pods" that are network namespaces with the names that they would
-have. `test_slurm.py` has Slurm itself.
+The variables that an engine sets are taken from its source or were recorded under it; the ranks run
+with exactly those, on "nodes" and in "pods" that are network namespaces with the names that they
+would have. `test_slurm.py` has Slurm itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def documents_of(name: str) -> list[dict]:
     return read(EXAMPLES / "kubernetes" / name)
 
 
-# What they look like.
+# The form of the files.
 
 # No package has the schema of a PyTorchJob that does not also fix the version of a whole client of
 # Kubernetes. These are the keys of the Training Operator's definition (release 1.9) and what its
@@ -107,7 +107,7 @@ def check(document: dict) -> None:
             containers = replica["template"]["spec"]["containers"]
             assert [one["name"] for one in containers if "image" in one] == ["pytorch"]
     elif document["kind"] == "TrainJob":
-        # What the model does not know, it leaves out.
+        # The model leaves out fields that it does not know.
         assert TrainerV1alpha1TrainJob.from_dict(document).to_dict() == document
     else:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)

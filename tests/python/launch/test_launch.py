@@ -223,7 +223,7 @@ except ChildProcessError:
 seconds = used.ru_utime + used.ru_stime
 print(json.dumps([os.waitstatus_to_exitcode(status), left, seconds, used.ru_maxrss]))
 """
-# 0.5 s of a core and 200 MB, of which a child of the rank takes a half.
+# 0.5 s of a core and 200 MB; a child of the rank takes half of both.
 GREEDY = """
 def take():
     taken = bytearray(os.urandom(1)) * 100_000_000

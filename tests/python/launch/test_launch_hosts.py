@@ -61,7 +61,7 @@ def test_every_rank_knows_its_place(near, tmp_path):
     expected = [f"[{rank}] {place} 127.0.0.1 {tmp_path} yes" for rank, place in enumerate(places)]
     expected += [f"[{rank}] 0" for rank in range(3)]
     assert sorted(done.out) == sorted(expected)
-    # What hosts print at a login is not the ranks'.
+    # Lines that hosts print at a login are not the ranks'.
     assert sorted(done.err) == ["Welcome to a", "Welcome to b", "a> ", "b> "]
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of the NumPy tests do; `test_numpy_collectives.py` starts them."""
+"""The rank functions of the NumPy tests; `test_numpy_collectives.py` starts them."""
 
 from __future__ import annotations
 

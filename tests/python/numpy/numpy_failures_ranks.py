@@ -1,4 +1,4 @@
-"""What the ranks of `test_numpy_failures.py` do."""
+"""The rank functions of `test_numpy_failures.py`."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def timeouts() -> None:
         assert any("all_reduce" in line for line in comm.recent_operations())
     else:
         time.sleep(2)
-        # What rank 0 sent before it gave up may have been enough for the operation that it left.
+        # Data that rank 0 sent before it gave up may have been enough for the operation it left.
         with pytest.raises(unisono.Error, match="rank 0"):
             comm.all_reduce(a)
             comm.barrier()
@@ -331,7 +331,7 @@ def closed() -> None:
 
 
 def threads_without_a_group(folder: str) -> list[str]:
-    """What is left of unisono's threads when every communicator has been closed, twice."""
+    """The threads of unisono that are left when every communicator has been closed, twice."""
     me = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     for turn in range(2):
         # Rank 0 may still serve the store of the first turn when others begin the second.

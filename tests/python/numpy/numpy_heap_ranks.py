@@ -1,4 +1,4 @@
-"""What the ranks of `test_numpy_heap.py` do with arrays in the shared heap."""
+"""The rank functions of `test_numpy_heap.py`, for arrays in the shared heap."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_an_array_with_the_array_interface_alone(comm):
 
 
 class Shared:
-    """What another library's array looks like: DLPack and nothing else."""
+    """The array of another library: DLPack and nothing else."""
 
     def __init__(self, inner, device=(1, 0), old=False):
         self.inner, self.device, self.old = inner, device, old
@@ -216,7 +216,7 @@ def test_dlpack_lets_go_of_the_memory(comm):
         comm.barrier(async_op=True).wait()
         del shared
     gc.collect()
-    # What a completion dropped is given back when Python is entered next.
+    # Objects that a completion dropped are given back when Python is entered next.
     deadline = time.monotonic() + 10
     while sys.getrefcount(inner) != before and time.monotonic() < deadline:
         comm.barrier()

@@ -1,4 +1,4 @@
-"""What goes wrong, through the Python door: arguments, mismatches, deaths, interrupts, joins."""
+"""Failures through the Python door: arguments, mismatches, deaths, interrupts, joins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import unisono
 
 TRANSPORTS = ["shm", "tcp"]
 
-# What rank 1 does otherwise than the others, and what the error must say of it.
+# Differences of rank 1 from the others, and the words that the error must have for them.
 DIFFERENCES = {
     "operation": ["all_reduce", "all_gather"],
     "dtype": ["float32", "int32"],

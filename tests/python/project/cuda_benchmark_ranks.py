@@ -1,4 +1,4 @@
-"""What ranks do with benchmarks/cuda.py where there is no GPU, for test_benchmarks.py."""
+"""The rank functions for benchmarks/cuda.py where there is no GPU, for test_benchmarks.py."""
 
 from __future__ import annotations
 

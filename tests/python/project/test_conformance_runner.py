@@ -18,7 +18,7 @@ import behind_gloo  # noqa: E402
 import programs  # noqa: E402
 from behind_gloo import ACTS, Difference, Outcome, Program, Reason  # noqa: E402
 
-# What unisono says, by a program that has no unisono.
+# Prints the line of unisono, in a program that has no unisono.
 SAYS_SO = f"import os; print({ACTS!r} if os.environ['UNISONO_AS_GLOO'] == '1' else 'gloo')\n"
 
 

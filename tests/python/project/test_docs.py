@@ -1,4 +1,4 @@
-"""What the documents say of the checkout is true of it."""
+"""The statements of the documents about the checkout are true."""
 
 from __future__ import annotations
 
@@ -16,11 +16,24 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def headings(document: Path) -> set[str]:
+    """The fragments that lead into a document, as GitHub makes them of its headings."""
+    text = re.sub(r"(?ms)^```.*?^```", "", document.read_text())
+    lines = re.findall(r"(?m)^#+ (.*)", text)
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line).lower() for line in lines]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_links_lead_somewhere(document):
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text())
-    local = [link for link in links if "://" not in link]
-    assert [link for link in local if not (document.parent / link).exists()] == []
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", document.read_text())
+    for name, fragment in links:
+        if "://" in name:
+            continue
+        target = document.parent / name if name else document
+        assert target.exists(), name
+        if fragment and target.suffix == ".md":
+            assert fragment in headings(target), f"{name}#{fragment}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)

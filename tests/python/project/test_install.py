@@ -150,7 +150,7 @@ def test_a_door_is_used_only_if_all_on_the_way_to_it_is_the_users(
     assert python(package, ASK, VERSION) == "None"
     assert python(package, ask) == "[]"
     if above > 1:
-        # What the user can do is said where the door is missed.
+        # The error about the missing door says what the user can do.
         assert f" {[made, *made.parents][above]}" in python(package, LOAD, VERSION)
 
 
@@ -172,7 +172,7 @@ def test_links_may_lead_to_the_cache_and_a_sticky_folder_may_lie_on_the_way(pack
     assert python(package, ASK, VERSION) == "None"
 
 
-# What stands for the sources: a module without anything, which builds in a second.
+# A stand-in for the sources: a module without anything, which builds in a second.
 SOURCES = {
     "Cargo.toml": """
 [workspace]
@@ -261,7 +261,7 @@ def test_the_doors_and_the_c_library_share_one_build_of_the_core() -> None:
     needs("cargo")
 
     def crates(package: str) -> dict[str, str]:
-        """What the package is made of, by name and version, and its features."""
+        """The crates of the package, by name and version, with their features."""
         said = subprocess.run(
             ["cargo", "tree", "--locked", "--package", package, "--edges=normal,build",
              "--prefix=none", "--no-dedupe", "--format={p}={f}"],
@@ -445,7 +445,7 @@ def test_what_cannot_be_emulated_is_skipped_unless_it_is_required(
 
 
 def tracked(*folders: str) -> set[str]:
-    """What git tracks, or a skip where there is no checkout to compare with."""
+    """The files that git tracks, or a skip where there is no checkout to compare with."""
     command = ["git", "ls-files", "-z", "--", *folders]
     if not (CHECKOUT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("this is no git checkout: nothing tells which files there must be")

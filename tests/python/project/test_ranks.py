@@ -21,7 +21,7 @@ needs_torch = pytest.mark.skipif(
 )
 
 
-# What the ranks run.
+# The functions that the ranks run.
 
 
 def add_to_rank(number: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def read_variable(name: str) -> str:
     return os.environ[name]
 
 
-# What the harness makes of it.
+# The results that the harness makes of them.
 
 
 def outlived(run: Callable[[float], object], expected: str, first: float = 3) -> RanksError:

@@ -1,4 +1,4 @@
-"""What a release is made by: workflows that name what exists and have few rights, and the crate."""
+"""The parts of a release: workflows that name what exists and have few rights, and the crate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-# What makes a version public. Only a job with an environment may do it: maintainers approve it.
+# Steps that publish a version. Only a job with an environment may do so: maintainers approve it.
 PUBLISHING = ("pypa/gh-action-pypi-publish", "rust-lang/crates-io-auth-action", "cargo publish")
 
 

@@ -1,4 +1,4 @@
-"""What the current minor version promises, as docs/versioning.md says, is still so."""
+"""The promises of the current minor version, as docs/versioning.md gives them, are still kept."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_groups_made_by_a_split() -> None:
         assert found["backend"] == ["gloo"] * 2
         assert found["name"] == ["gloo"] * 2
         assert found["is"]
-        # torch's flight recorder has seen both calls end, and knows of which group they were.
+        # torch's flight recorder has seen both calls end, and knows their group.
         assert len(found["recorded"]) == 2
         assert found["recorded"][0] == ("a pair", "gloo:all_reduce", "completed")
         assert found["ranks"] in ("[0, 1]", "[2, 3]")
@@ -204,7 +204,7 @@ while :; do sleep 0.02; done
 """
 
 
-# As a shell starts a job: in a process group of its own, of which it keeps the leader's parent.
+# As a shell starts a job: in a process group of its own, whose leader is the shell's child.
 SHELL = """
 import os, sys
 pid = os.fork()
@@ -245,7 +245,7 @@ def test_run_says_what_is_wrong() -> None:
     assert run().returncode == 2
     usage = run("--help").stdout
     assert usage.startswith("usage: unisono run")
-    # What it proposes starts more than one process, or is the launcher that does.
+    # Each command in it starts more than one process, or is the launcher that does.
     examples = usage.partition("Examples:\n")[2].splitlines()
     assert all("-per-node" in line or "--num_processes" in line for line in examples), examples
     absent = run("no-such-command")

@@ -35,7 +35,7 @@ def full(count: int, value: float, dtype: torch.dtype) -> torch.Tensor:
 
 
 def data(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What a rank contributes: small numbers that every type holds, different everywhere."""
+    """A rank's contribution: small numbers that every type holds, different everywhere."""
     return ((torch.arange(count) * 3 + rank * 5) % 7).to(dtype)
 
 

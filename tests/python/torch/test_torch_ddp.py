@@ -8,7 +8,7 @@ from ranks import run_ranks
 torch = pytest.importorskip("torch")
 import torch_ddp_ranks as scenarios  # noqa: E402
 
-# What every rank keeps for itself when local SGD ends between two averages.
+# Scenarios whose ranks end with different weights: local SGD ends between two averages.
 RANKS_DIFFER = {"hierarchical_sgd"}
 
 

@@ -1,4 +1,4 @@
-"""What is built on torch.distributed, on two ranks of unisono: see ``torch_ecosystem_ranks``.
+"""Features built on torch.distributed, on two ranks of unisono: see ``torch_ecosystem_ranks``.
 
 Two launches serve all of the tests; each test reads how its scenario went on every rank.
 """
@@ -40,7 +40,7 @@ SCENARIOS = [
     "checkpoints_of_uneven_tensors",
 ]
 STORES = ["TCPStore", "FileStore", "HashStore", "PrefixStore", "file://", "tcp://", "env://"]
-# What torch says of its own interfaces, as pyproject.toml ignores it for tests in this process.
+# Ignores torch's warnings of its own interfaces, as pyproject.toml does for tests in this process.
 QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning"}
 
 
@@ -90,7 +90,7 @@ def test_store(stores: list[RankResult], name: str) -> None:
 def test_a_checkpoint_of_two_ranks_opens_without_any(
     scenarios: list[RankResult], folder: Path
 ) -> None:
-    """What ranks saved is a plain checkpoint: a process that never joined a group reads it."""
+    """The ranks saved a plain checkpoint: a process that never joined a group reads it."""
     from torch.distributed import checkpoint
     from torch_ecosystem_ranks import STEPS, model, trained_alone
 

@@ -1,6 +1,6 @@
-"""What bad input gets: an error before anything is sent, naming the argument; the group lives on.
+"""Bad input gets an error before anything is sent, naming the argument; the group lives on.
 
-And what failure gets: an error within its time, on every rank, naming the rank that caused it.
+A failure gets an error within its time, on every rank, naming the rank that caused it.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def rank_times_out() -> None:
         dist.recv(torch.zeros(1), 0)
         dist.all_reduce(tensor := torch.ones(3), group=patient)
     check(tensor, torch.full((3,), 2.0))
-    # A group that timed out is dead and says why; the others are not. What rank 0 had already
-    # sent may still serve rank 1's first call.
+    # A group that timed out is dead and says why; the others are not. Data that rank 0 had
+    # already sent may still serve rank 1's first call.
     with pytest.raises(RuntimeError, match="timed out"):
         for _ in range(2):
             dist.all_reduce(torch.ones(3), group=short)

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "torch"
 
-# What each example's ranks print after "rank R: ", and with how many processes it runs.
+# The examples, their numbers of processes, and the text of their ranks after "rank R: ".
 LAUNCHED = [
     ("send_recv.py", 2, r"received \d+ from rank \d"),
     ("isend_irecv.py", 2, r"exchanged 1000 numbers with ranks \d and \d"),

@@ -1,7 +1,7 @@
 """How groups and processes of torch begin and end on unisono: nothing leaks, nothing is said.
 
-What ranks run is in ``torch_lifecycle_ranks``, or a script here where it is the end of the
-interpreter that matters.
+The rank functions are in ``torch_lifecycle_ranks``. Where the end of the interpreter matters, ranks
+run a script that is here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ pytest.importorskip("torch.distributed")
 
 OURS = "torch_lifecycle_ranks"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# What 400 groups may leave in a process. torch itself keeps a little of each group, and rank 0 the
-# keys of its store: 1 to 2 MiB, as with gloo. A socket buffer or a thread's stack would be more.
+# Memory that 400 groups may leave in a process. torch itself keeps a little of each group, and rank
+# 0 the keys of its store: 1 to 2 MiB, as with gloo. A socket buffer or a thread's stack would be
+# more.
 MEMORY = 8 << 20
 
 

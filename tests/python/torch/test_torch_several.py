@@ -26,7 +26,7 @@ GROUPS: list[object] = []
 
 
 def own(number: int, count: int, dtype: torch.dtype = torch.float32) -> Tensors:
-    """So many tensors of this rank, all different."""
+    """`number` tensors of this rank, all different."""
     rank = dist.get_rank()
     return [data(3 * rank + i, count, dtype) for i in range(number)]
 

@@ -1,6 +1,6 @@
 """Sharded parallelism over unisono: FSDP, DTensor, tensor parallelism, meshes, pipelines.
 
-What each rank does, and what it is compared with, is in torch_sharding_ranks.py. All scenarios
+The rank functions and their expected values are in torch_sharding_ranks.py. All scenarios
 for a number of ranks share one start of the ranks, since importing torch costs more than all of
 them together.
 """
@@ -43,7 +43,7 @@ FOUR_RANKS = [
     "sharded_data_and_tensor_parallel",
 ]
 
-# What torch 2.11 lacks.
+# Scenarios that torch 2.11 cannot run.
 if torch.torch_version.TorchVersion(torch.__version__) < (2, 15):
     NOT_IN_THIS_TORCH = {
         "pipeline_with_a_group_per_edge": "this torch has no groups per edge of a pipeline",

@@ -1,4 +1,4 @@
-"""What c10d::Backend offers beside collectives: windows of calls, groups from groups, hooks."""
+"""Parts of c10d::Backend beside collectives: windows of calls, groups from groups, hooks."""
 
 from __future__ import annotations
 
@@ -399,7 +399,7 @@ def rank_has_options() -> None:
         unisono.torch.Options(transprot="tcp")
     with pytest.raises(dist.DistBackendError, match="ring_bytes"):
         dist.new_group([0, 1], pg_options={"ring_bytes": "4K" if rank else "8K"})
-    # What torch 2.11 allows to gloo and nccl by name.
+    # torch 2.11 allows this to gloo and nccl, by name.
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
     assert not ASKS or backend().options._timeout == timedelta(seconds=5)
     # Rank 0 has the store, which the other needs to hear why its group was not made.

@@ -132,7 +132,7 @@ def managers_in_two_threads(rank: int) -> None:
 
 
 def windows_in_two_threads(rank: int) -> None:
-    """The same of windows of the backend, of which each thread has one."""
+    """The same of windows of the backend: each thread has one."""
     group = dist.group.WORLD
     mine, theirs = torch.ones(3), torch.ones(3)
     left, right = torch.zeros(3), torch.zeros(3)

@@ -148,7 +148,7 @@ def test_wrong_calls_say_what_is_wrong(pair):
             alone.connect(b"x")
     with pytest.raises(RuntimeError, match="closed"):
         alone.register_memory(tensor)
-    # What has been refused has cost nothing.
+    # The refused calls have cost nothing.
     left.write(memory.to_view(0, 400), remote)
 
 

@@ -6,7 +6,7 @@ import pytest
 from ranks import run_ranks
 from test_torch_collectives import dist, start, torch
 
-# What nothing is known of but its size.
+# Types about which only the size is known.
 OPAQUE = [torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.float8_e4m3fnuz]
 OPAQUE += [torch.float8_e5m2fnuz, torch.int4, torch.uint4, torch.int1, torch.uint7]
 OPAQUE += [torch.bits8, torch.bits16, torch.bits2x4, torch.complex32]

@@ -1,4 +1,4 @@
-"""What the ranks of test_torch_as_gloo.py run: programs that say gloo."""
+"""The rank functions of test_torch_as_gloo.py: programs that say gloo."""
 
 from __future__ import annotations
 

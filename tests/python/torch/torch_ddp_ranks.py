@@ -1,4 +1,4 @@
-"""What the ranks of `test_torch_ddp.py` do: train with DDP in every way that torch has for it.
+"""The rank functions of `test_torch_ddp.py`: train with DDP in every way that torch has for it.
 
 A scenario is a function from a process group to the tensors it ends with, usually the weights. The
 ranks of the group train on shards of batches that every rank can make; what they should end with is
@@ -38,7 +38,7 @@ from torch.nn.modules._functions import SyncBatchNorm as SyncBatchNormFunction
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-# What a rank waits for a peer that failed in the same scenario.
+# The time that a rank waits for a peer that failed in the same scenario.
 PATIENCE = timedelta(seconds=20)
 STEPS = 5
 ROWS = 4
@@ -200,7 +200,7 @@ def gradient_as_bucket_view(group: Group) -> list[Tensor]:
 
 
 class Branches(nn.Module):
-    """Two ways through, of which a caller takes one, and a layer that is never used."""
+    """Two ways through, one for a caller to take, and a layer that is never used."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -360,7 +360,7 @@ def buffers_come_from_rank_0(group: Group) -> list[Tensor]:
             for buffer, value in zip(alone.buffers(), before, strict=True):
                 buffer.copy_(value)
             (squares(alone, *shard(batch, rank)) / dist.get_world_size()).backward()
-        # What the buffers hold now is of rank 0, which came last.
+        # The buffers now hold the values of rank 0, which came last.
         optimizer.step()
     train(mine, [shard(batch) for batch in batches()])
     # One more forward, before which rank 0's buffers go round.
@@ -382,7 +382,7 @@ def uneven(rank: int) -> int:
 def steps_while_others_last(
     model: nn.Module, optimizer: torch.optim.Optimizer, divide_by_all: bool
 ) -> None:
-    """What one process computes for ranks that run out of data one by one."""
+    """The steps of one process for ranks that run out of data one by one."""
     world = dist.get_world_size()
     for step, batch in enumerate(batches()):
         optimizer.zero_grad()
@@ -806,7 +806,7 @@ class Synchronized(nn.BatchNorm1d):
 
 
 def sync_batch_norm(group: Group) -> list[Tensor]:
-    """The ranks normalize by the statistics of all rows, of which one rank has more."""
+    """The ranks normalize by the statistics of all rows; one rank has more of them."""
     library_with_kernels()
     alone = Normed(0)
 

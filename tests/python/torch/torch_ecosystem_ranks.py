@@ -1,4 +1,4 @@
-"""What every rank runs for ``test_torch_ecosystem``: one function per feature of torch.distributed.
+"""The rank functions of ``test_torch_ecosystem``: one per feature of torch.distributed.
 
 ``run_scenarios`` calls them one after another in one launch, because importing torch costs more
 than all of them together. Each gets a group of its own, so that one that fails, or waits for a
@@ -27,7 +27,7 @@ STEPS = 3
 
 @dataclass
 class Job:
-    """What a scenario is given: its group, its rank there, and a folder that all ranks share."""
+    """The input of a scenario: its group, its rank there, and a folder that all ranks share."""
 
     group: dist.ProcessGroup
     folder: Path
@@ -410,7 +410,7 @@ def compiled_collectives(job: Job, compiler: str) -> None:
     inputs = [example(rank) for rank in range(world)]
     summed = torch.stack([x * 2 for x in inputs]).sum(0)
     gathered = torch.cat([summed + x for x in inputs])
-    # Every rank contributes the same tensor, of which the average is itself.
+    # Every rank contributes the same tensor, which is its own average.
     parts = [(part + 1).split(4 // world) for part in gathered.sin().chunk(world)]
     mine = torch.cat([part[job.rank] for part in parts])
     expected = mine.cos() + summed.mean()
@@ -567,7 +567,7 @@ def checkpoints(job: Job) -> None:
 
 
 def checkpoints_while_training(job: Job) -> None:
-    """What ``async_save`` writes is the state when it was called, whatever training does since."""
+    """``async_save`` writes the state when it was called, whatever training does since."""
     from torch.distributed import checkpoint
 
     rank, world = job.rank, job.world

@@ -1,4 +1,4 @@
-"""What the ranks of `test_torch_heap.py` do: train with buffers that torch asks the backend for."""
+"""The rank functions of `test_torch_heap.py`: train with buffers that the backend makes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 
 def left() -> dict[str, object]:
-    """What there is of the heap once everything was let go of."""
+    """The rest of the heap once everything was let go of."""
     dist.destroy_process_group()
     gc.collect()
     deadline = time.monotonic() + 10

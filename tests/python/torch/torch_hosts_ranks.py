@@ -1,4 +1,4 @@
-"""What the ranks of `test_torch_hosts.py` do: train over two hosts with DDP."""
+"""The rank functions of `test_torch_hosts.py`: train over two hosts with DDP."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def ddp_in_8_bits_beside_the_map_of_unused_parameters() -> None:
 
 
 def death_in_8_bits() -> tuple[str, float]:
-    """What the others hear when the last rank is killed, and after how many seconds."""
+    """The error of the others when the last rank is killed, and the seconds until it comes."""
     dist.init_process_group("unisono")
     rank = dist.get_rank()
     rows = slice(rank * ROWS, (rank + 1) * ROWS)
@@ -115,7 +115,7 @@ def death_in_8_bits() -> tuple[str, float]:
 
 
 def refuses() -> None:
-    """What cannot be sent in 8 bits is refused, and nothing is sent."""
+    """Values that cannot be sent in 8 bits are refused, and nothing is sent."""
     group = dist.group.WORLD.group_name
     values = torch.ones(256)
     for bad, op, words in [

@@ -1,4 +1,4 @@
-"""What ranks run for ``test_torch_lifecycle``, and, as a script, what torchrun starts again.
+"""The rank functions of ``test_torch_lifecycle``, and, as a script, a job that torchrun restarts.
 
 The script trains under torchrun, saves a checkpoint after every step, and in the first attempt
 loses rank 1 without a word. It trains by step and rank alone, so that an attempt that resumes
@@ -43,7 +43,7 @@ def resources() -> dict[str, int]:
 
 
 def makes_and_destroys_groups(backend: str) -> tuple[dict[str, int], dict[str, int]]:
-    """What this process holds after the warm-up, and after many more groups."""
+    """The resources of this process after the warm-up, and after many more groups."""
     dist.init_process_group(backend, timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
     before: dict[str, int] = {}
@@ -66,7 +66,7 @@ def makes_and_destroys_groups(backend: str) -> tuple[dict[str, int], dict[str, i
 
 
 def has_threads_while_it_has_groups(backend: str, path: str) -> list[str]:
-    """What is left of unisono's threads when the last group has been destroyed, twice."""
+    """The threads of unisono that are left when the last group has been destroyed, twice."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for attempt in range(2):
         file = f"file://{path}/{attempt}"
@@ -83,7 +83,7 @@ def has_threads_while_it_has_groups(backend: str, path: str) -> list[str]:
     return left
 
 
-# What a fork inherits
+# State that a fork inherits
 
 
 def leaves_at_once(backend: str) -> bool:
@@ -95,7 +95,7 @@ def leaves_at_once(backend: str) -> bool:
 
 
 def finds_the_file_of_a_killed_job(backend: str, path: str) -> str:
-    """What is said of a store file that a job before this one has left."""
+    """The error for a store file that a job before this one has left."""
 
     def join() -> None:
         limit = timedelta(seconds=20)

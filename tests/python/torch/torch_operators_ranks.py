@@ -1,4 +1,4 @@
-"""What the ranks of `test_torch_operators.py` do: call the operators of `torch.ops.unisono`."""
+"""The rank functions of `test_torch_operators.py`: the operators of `torch.ops.unisono`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def refusals() -> list[str]:
 
 
 def absence(dies: bool) -> str:
-    """What rank 0 hears of an operator that rank 1 does not call, because it sleeps or dies."""
+    """The error of rank 0 for an operator that rank 1 does not call, because it sleeps or dies."""
     dist.init_process_group("unisono", timeout=timedelta(seconds=3))
     group, tensor = dist.group.WORLD.group_name, torch.ones(3)
     torch.ops.unisono.all_reduce_(tensor, group)
@@ -143,7 +143,7 @@ def derivatives() -> None:
     )
     check(lambda x: ops.broadcast(x, group, 1), lambda xs: spread(xs[1]))
 
-    # What was saved before a write is noticed to be gone.
+    # torch notices that a tensor saved for the backward pass has been overwritten.
     saved = torch.ones(3, requires_grad=True)
     product = saved * 2
     square = product * product

@@ -1,7 +1,7 @@
-"""What the ranks of `test_torch_partitioned.py` do: models whose data is cut into parts.
+"""The rank functions of `test_torch_partitioned.py`: models whose data is cut into parts.
 
 Ranks exchange by all_to_all what their parts need of the others: the features of neighbours in a
-graph, of which each pair of ranks has another number, or the other axis of a field on the sphere.
+graph, another number for each pair of ranks, or the other axis of a field on the sphere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Graph:
         into = self.edges[:, owner[self.edges[1]] == rank]
         sources = owner[into[0]]
         self.wanted = [into[0][sources == peer].unique() for peer in range(ranks)]
-        # What each of the others wants of this rank, in the same order.
+        # The nodes of this rank that each of the others wants, in the same order.
         self.given = []
         for peer in range(ranks):
             to_peer = self.edges[0][(owner[self.edges[1]] == peer) & (owner[self.edges[0]] == rank)]
@@ -44,7 +44,7 @@ class Graph:
         self.sent = here[torch.cat(self.given)]
 
     def neighbours(self, rows: Tensor) -> Tensor:
-        """The sum of each node's neighbours, of which other ranks have some."""
+        """The sum of each node's neighbours, some of them on other ranks."""
         wanted, given = [list(map(len, lists)) for lists in (self.wanted, self.given)]
         halo = all_to_all_single_autograd(rows[self.sent], wanted, given, dist.group.WORLD)
         return torch.zeros_like(rows).index_add(0, self.sinks, halo[self.sources])

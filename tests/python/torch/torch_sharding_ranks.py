@@ -1,4 +1,4 @@
-"""What each rank does in test_torch_sharding.py: one function per scenario.
+"""The rank functions of test_torch_sharding.py, one per scenario.
 
 ``run`` gives every scenario a process group of its own, so that one that fails leaves the others
 their chance, and returns what became of each. Expected values come from one process that does the

@@ -1,4 +1,4 @@
-"""What the ranks of test_torch_signals.py do.
+"""The rank functions of test_torch_signals.py.
 
 Rank 0 waits and gets the signals; the other comes late or not at all. A wait that is deaf to
 signals ends after `LIMIT` seconds, with an error of its own.
@@ -74,7 +74,7 @@ WAITS: dict[str, Callable[[Any], Any]] = {
 
 
 class AlarmError(Exception):
-    """What a handler raises."""
+    """The exception that a handler raises."""
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ def is_interrupted() -> None:
             store.set(f"done with {name}", "")
         else:
             store.wait([f"done with {name}"])
-            # What rank 0 had sent before may suffice for a call.
+            # Data that rank 0 had sent before may suffice for a call.
             end = time.monotonic() + LIMIT / 2
             with pytest.raises(RuntimeError, match=r"rank 0 aborted the group: interrupted in"):
                 while time.monotonic() < end:

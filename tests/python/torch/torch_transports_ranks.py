@@ -1,4 +1,4 @@
-"""What the ranks of `test_torch_transports.py` do: read and write each other's tensors."""
+"""The rank functions of `test_torch_transports.py`: ranks read and write each other's tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Horovod's interface for PyTorch: ``import unisono.horovod.torch as hvd``.
 
 A program for ``horovod.torch`` changes this line and runs over unisono, started by
-``unisono launch``, torchrun, mpirun or Slurm. What differs:
+``unisono launch``, torchrun, mpirun or Slurm. The differences:
 
 - The order of the calls says which belong together, not their names: every rank starts the same
   operations in the same order.

@@ -1,9 +1,9 @@
 """How a call of this module becomes operations of ``torch.distributed``, and a handle.
 
 Every operation is described by a :class:`Call`: all that the ranks have in common. Horovod matches
-the calls of different ranks by their names; here the order decides, as everywhere in unisono. What
-the ranks of the job have started together is remembered, so that a rank which has run out of data
-can take part in what the others call (see ``_join``).
+the calls of different ranks by their names; here the order decides, as everywhere in unisono. Calls
+that the ranks of the job have started together are remembered, so that a rank which has run out of
+data can take part in the calls of the others (see ``_join``).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def chosen_op(op: ReduceOp | int | None, average: bool | None = None) -> ReduceO
 
 @dataclass(frozen=True)
 class Call:
-    """What all ranks must say alike when they start an operation.
+    """The parameters of an operation that all ranks must give alike when they start it.
 
     ``shapes`` and ``dtypes`` have an entry for each tensor; of an operation to which ranks bring
     different numbers of rows, the first dimension is this rank's own.

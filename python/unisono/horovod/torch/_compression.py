@@ -1,4 +1,4 @@
-"""What is done to tensors so that less is sent."""
+"""Compression of tensors, so that less is sent."""
 
 from __future__ import annotations
 

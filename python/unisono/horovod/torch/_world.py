@@ -91,7 +91,7 @@ global_process_set: Final[ProcessSet] = _GlobalProcessSet([])
 
 @dataclass
 class World:
-    """What this rank knows of the job between ``init`` and ``shutdown``."""
+    """The job as this rank knows it, between ``init`` and ``shutdown``."""
 
     rank: int
     size: int

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
-# What a job survives: everything that says that the group, and not the call, is at fault.
+# Failures that a job survives: everything that says that the group, and not the call, is at fault.
 _FAILURES = (HorovodInternalError, unisono.Error, dist.DistError)
 # How often a rank tries to meet the others again, and how long it waits between two tries.
 _ATTEMPTS = 5
@@ -39,7 +39,7 @@ _PAUSE = 1.0
 
 
 class State:
-    """What training goes on from; see :class:`ObjectState` and :class:`TorchState`."""
+    """The state that training goes on from; see :class:`ObjectState` and :class:`TorchState`."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []
@@ -121,7 +121,7 @@ class TorchState(ObjectState):
         An optimizer of torch or a ``DistributedOptimizer``, or None.
     **kwargs
         Further modules, optimizers and samplers (all that has ``state_dict`` and
-        ``load_state_dict``), and values that pickle, each of which becomes an attribute.
+        ``load_state_dict``), and values that pickle. Each becomes an attribute.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -194,7 +194,7 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         self.divide()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, of which nothing is processed."""
+        """Begin an epoch, with nothing processed yet."""
         self.epoch = epoch
         self.processed = set()
         self.divide()

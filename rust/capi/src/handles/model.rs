@@ -40,7 +40,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // SAFETY: as above, or reading. What loom says of it would be caught: so it is counted only afterwards.
+        // SAFETY: as above, or reading. A panic of loom would be caught: so the end is counted only afterwards.
         self.number.with_mut(|number| unsafe { *number = 0 });
         self.ended.fetch_add(1, StdOrdering::Relaxed);
     }

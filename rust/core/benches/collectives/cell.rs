@@ -5,7 +5,7 @@ use unisono::error;
 use unisono::types::{Collective, ReduceOp};
 use unisono::{Communicator, Request};
 
-/// What can be measured.
+/// The operations that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce,
@@ -184,7 +184,7 @@ impl Number for u8 {
 
 /// A collective on buffers of its own, whatever their type.
 pub(crate) trait Measured {
-    /// Calls it so many times, one after the other.
+    /// Calls it `iterations` times, one call after the other.
     fn repeat(&mut self, comm: &Communicator, iterations: usize) -> error::Result<()>;
 
     /// Calls it on known data, once for each root unless it is large. Returns how many elements are wrong.
@@ -321,7 +321,7 @@ impl<T: Number> Cell<T> {
         }
     }
 
-    /// What element `index` of the output must be after a call; `None` where the call leaves nothing.
+    /// The value that element `index` of the output must have after a call; `None` where the call leaves nothing.
     fn expected(&self, index: usize, root: usize) -> Option<u16> {
         let (block, within) = (index / self.shard, index % self.shard);
         let own = self.shard * self.rank;
@@ -349,10 +349,10 @@ impl<T: Number> Cell<T> {
     }
 }
 
-/// After so many elements contributions to a check repeat.
+/// The number of elements after which contributions to a check repeat.
 const PERIOD: usize = 7;
 
-/// Up to so many bytes a check tries every root.
+/// Up to this number of bytes a check tries every root.
 const ALL_ROOTS_UP_TO: usize = 1 << 20;
 
 /// Element `index` of `rank`'s contribution to a check: small, so that sums are exact in every type.

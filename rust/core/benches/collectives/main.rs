@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use cell::{Kind, Storage};
 
-/// What the command line asks for.
+/// The arguments of the command line.
 #[derive(Debug)]
 pub(crate) struct Arguments {
     ranks: Vec<usize>,
@@ -76,7 +76,7 @@ impl Arguments {
         while let Some(flag) = words.next() {
             let mut value = || words.next().ok_or(format!("{flag} takes a value"));
             match flag.as_str() {
-                // What cargo passes to every bench.
+                // Cargo passes this to every bench.
                 "--bench" => {}
                 "--ranks" => parsed.ranks = list(&value()?, number)?,
                 "--collectives" => {

@@ -163,7 +163,7 @@ impl Runner {
     }
 }
 
-/// What this process has used of the cores, with all its threads.
+/// The CPU time that all threads of this process have used.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -61,7 +61,7 @@ struct Part {
     ranks: Vec<Rank>,
 }
 
-/// What all ranks give alike.
+/// The arguments of a call that must be the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Call {
     count: usize,

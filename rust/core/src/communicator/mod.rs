@@ -68,7 +68,7 @@ impl Communicator {
         Ok(Self::new(group))
     }
 
-    /// As [`join`](Self::join), which may take as long as `patience`. What joins later, links, has the setting's time.
+    /// As [`join`](Self::join), but it may take as long as `patience`. Links that open later have the time of the setting.
     pub(crate) fn join_within(
         store: &dyn Store,
         (rank, world): (Rank, usize),
@@ -177,7 +177,7 @@ impl Communicator {
         self.group.run(&mut request)
     }
 
-    /// What comes before an operation on the host that the caller drives.
+    /// Prepares an operation on the host that the caller drives: a barrier waits for the devices, device memory is refused.
     fn prepare(&self, request: &Request) -> Result<()> {
         if request.collective == Collective::Barrier && !self.devices.is_empty() {
             self.devices.drain()?;
@@ -214,17 +214,17 @@ impl Communicator {
         self.group.estimate_message(peer, bytes)
     }
 
-    /// Whether buffers of devices may be read by the other ranks where they lie, if they were [allocated](crate::cuda::allocate) for
-    /// that: all ranks are on one host, and the setting `window_bytes` is not 0.
+    /// Whether buffers of devices may be read by the other ranks where they lie, if they were
+    /// [allocated](crate::cuda::allocate) for that: all ranks are on one host, and the setting `window_bytes` is not 0.
     pub fn reads_devices_in_place(&self) -> bool {
         let window = self.group.config().window_bytes;
         let has_windows = window.is_none_or(|bytes| bytes.0 > 0);
         self.world_size() > 1 && has_windows && self.group.is_on_one_host()
     }
 
-    /// What the communicator holds on this rank: `links` that are open, `link_bytes` and `scratch_bytes` of memory,
-    /// `operations` under way, `plans` kept; `device_bytes` of device memory and `pinned_bytes` of the host's for them, and
-    /// `device_operations` under way there.
+    /// The resources that the communicator holds on this rank: `links` that are open, `link_bytes` and `scratch_bytes` of
+    /// memory, `operations` under way, `plans` kept; `device_bytes` of device memory and `pinned_bytes` of the host's for them,
+    /// and `device_operations` under way there.
     pub fn memory(&self) -> Vec<(&'static str, u64)> {
         let mut memory = self.group.memory();
         memory.extend(self.devices.memory());
@@ -339,7 +339,7 @@ impl Communicator {
         self.levels.each().for_each(Self::close);
     }
 
-    /// What this rank was last in, one line per operation, oldest first: for reports.
+    /// The latest operations of this rank, one line per operation, oldest first: for reports.
     pub fn recent_operations(&self) -> Vec<String> {
         let levels = self.levels.each().flat_map(Self::recent_operations);
         self.group

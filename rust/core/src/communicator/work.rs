@@ -117,7 +117,7 @@ impl Work {
         }
     }
 
-    /// What the group waits for on this rank now, in words, for reports of a wait that was given up.
+    /// A description of what the group waits for on this rank now, for reports of a wait that was given up.
     pub fn waits_for(&self) -> String {
         match &self.device {
             Some(device) => device.describe(),

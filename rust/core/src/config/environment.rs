@@ -11,8 +11,8 @@ pub(super) const PREFIX: &str = "UNISONO_";
 /// The variable by which `unisono launch` gives its ranks a secret. It is no setting, and is never shown.
 pub(crate) const LAUNCH_SECRET: &str = "UNISONO_LAUNCH_SECRET";
 
-/// Words by which modules and package managers (Spack, Lmod, EasyBuild, CMake, pkg-config) describe an installed package, in a variable of
-/// its name and one of these words: where it lies, what to build with it, and its version.
+/// Words by which modules and package managers (Spack, Lmod, EasyBuild, CMake, pkg-config) describe an installed package, in a
+/// variable of its name and one of these words: where it lies, what to build with it, and its version.
 ///
 /// Whole names, and not endings: `UNISONO_SECRET_PATH` is a slip that must be told.
 const OF_AN_INSTALLATION: [&str; 18] = [

@@ -30,13 +30,13 @@ pub struct Setting {
     pub name: &'static str,
     /// The environment variable.
     pub variable: &'static str,
-    /// What values it takes, in words.
+    /// The values that it takes, in words.
     pub accepts: &'static str,
     /// The default, as it would be written.
     pub default: &'static str,
     /// Whether every rank must have the same value.
     pub must_agree: bool,
-    /// What follows from it, in one line.
+    /// Its consequence, in one line.
     pub consequence: &'static str,
 }
 

@@ -24,7 +24,7 @@ fn the_table_is_small_and_consistent() {
     for row in Config::table() {
         assert_eq!(row.variable, format!("{PREFIX}{}", row.name.to_uppercase()));
         assert!(!row.consequence.contains('\n'));
-        // What is shown can be set again, and the default is what the row says.
+        // A shown value can be set again, and the default is the one in the row.
         let shown = config.value(row.name).expect("every row has a field");
         let mut again = Config::default();
         again.set(row.name, &shown).expect("a shown value parses");

@@ -91,7 +91,7 @@ impl Value for Bytes {
 /// From which size on private memory is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LendBytes {
-    /// What is fastest on most machines.
+    /// The size that is fastest on most machines.
     Auto,
     /// Never.
     None,
@@ -213,7 +213,7 @@ choice! {
 }
 
 choice! {
-    /// What becomes of a torch process whose group has failed on a device.
+    /// The reaction of a torch process to a failure of its group on a device.
     DeviceFailure
     /// It ends, unless the error has been raised in it soon.
     End = "end",
@@ -222,7 +222,7 @@ choice! {
 }
 
 choice! {
-    /// What is written to standard error.
+    /// The events that are written to standard error.
     LogLevel
     /// Nothing.
     Off = "off",

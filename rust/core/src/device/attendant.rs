@@ -1,6 +1,6 @@
 //! The attendant: one thread of the process that looks after operations on device memory, which no caller drives.
 //!
-//! It reads the words that streams write, so that it needs no call of the driver (most of which are forbidden while a
+//! It reads the words that streams write, so that it needs no call of the driver (most calls are forbidden while a
 //! graph is being captured anywhere in the process). It starts what the staged way and messages need of the host, ends
 //! operations that streams have got past, and finds out about deadlines, deaths and mismatches. It sleeps while nothing is
 //! under way, naps while something is, and ends with the last group. Graphs are replayed without a word to the host: where
@@ -19,7 +19,7 @@ use crate::threads;
 use super::level::{Level, Sleeper};
 use super::state::DeviceGroup;
 
-/// What was found in a group.
+/// The state in which a group was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Found {
     /// It has been taken down.
@@ -180,7 +180,7 @@ fn run() {
 /// Sleeps, for at most `longest` if there is such a time, until another thread wakes it. Not at all when one has done
 /// so since the last look, or a group has something to be done. Returns whether there is something new.
 ///
-/// What comes between the last look and a nap is seen after it.
+/// Work that comes between the last look and a nap is seen after the nap.
 fn rest(longest: Option<Duration>, is_busy: impl Fn(&DeviceGroup) -> bool) -> bool {
     if longest.is_some_and(|longest| longest <= NAP) {
         // Not worth waking it.

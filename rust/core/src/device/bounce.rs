@@ -13,14 +13,14 @@
 //! | | the stream | the host |
 //! |---|---|---|
 //! | a send | fills a place when the host has emptied it | empties a place when the stream has filled it |
-//! | a receive | empties a place when the host has filled it | fills a place, once it has the message, when the stream has emptied it |
+//! | a receive | empties a place when the host has filled it | fills a place that the stream emptied, once it has the message |
 //!
 //! A message that fits has one piece, which the host sends from where it is, or receives into it.
 //!
 //! A long message may lie in a [depot](crate::transport::cuda::depot) instead, which the receiver learns when it comes. So its
-//! stream *fetches* each piece from an address that the host writes down before it counts the first: of the piece's place, or of the
-//! sender's depot for all pieces. The addresses of all pieces are copied to the device at once: between two kernels nothing then makes the
-//! device turn to another process.
+//! stream *fetches* each piece from an address that the host writes down before it counts the first: of the piece's place, or
+//! of the sender's depot for all pieces. The addresses of all pieces are copied to the device at once: between two kernels
+//! nothing then makes the device turn to another process.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -118,13 +118,13 @@ fn wanted(bytes: usize) -> usize {
     }
 }
 
-/// Bytes of a piece of which there are not too many.
+/// The shortest piece, in bytes, that cuts a message into [`MOST_PIECES`] at most.
 fn least(bytes: usize) -> usize {
     let least = bytes.div_ceil(MOST_PIECES);
     least.next_multiple_of(SMALLEST).max(SMALLEST)
 }
 
-/// The same of pieces that are fetched, of which each takes one command more.
+/// The same of pieces that are fetched, each with one command more.
 fn least_fetched(bytes: usize) -> usize {
     2 * least(bytes)
 }
@@ -199,7 +199,7 @@ impl BounceBuffer {
         Ok(buffer)
     }
 
-    /// What its stream needs to know.
+    /// The cut, for its stream.
     pub(super) fn cut(&self) -> Cut {
         self.cut
     }
@@ -325,8 +325,8 @@ impl BounceBuffer {
         self.moved > before
     }
 
-    /// What is received will not be there: lets the stream pass, which finds the bytes of `poison` again and again. Returns whether
-    /// that is news. What the stream has been given before stays.
+    /// Ends a receive whose data will not come: lets the stream pass, which finds the bytes of `poison` again and again.
+    /// Returns whether that is news. Pieces that the stream was given before stay.
     ///
     /// # Safety
     /// The operation of [`BounceBuffer::view`] has ended, or what comes of it is not used.
@@ -429,8 +429,8 @@ impl Cut {
         self.pieces as usize * ADDRESS
     }
 
-    /// As [`Cut::enqueue_receive`], of pieces that are fetched. At `words` is as much of the device's memory as the addresses take, this
-    /// message's alone: they are brought there first, since all blocks of a kernel read one.
+    /// As [`Cut::enqueue_receive`], of pieces that are fetched. At `words` is as much of the device's memory as the addresses
+    /// take, this message's alone: they are brought there first, since all blocks of a kernel read one.
     pub(super) fn enqueue_fetch(
         &self,
         memory: &Memory,
@@ -460,8 +460,8 @@ impl Cut {
         (put, stream.operate(&[self.counts(self.pieces)]))
     }
 
-    /// Enqueues what puts a message into `memory`. Returns how the last count went, too: without it the stream does not say that it
-    /// is past the message.
+    /// Enqueues what puts a message into `memory`. Returns how the last count went, too: without it the stream does not say
+    /// that it is past the message.
     pub(super) fn enqueue_receive(
         &self,
         memory: &Memory,

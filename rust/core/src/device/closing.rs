@@ -40,7 +40,7 @@ impl Drop for Call<'_> {
 }
 
 impl DeviceGroup {
-    /// Leaves in good order; what is still under way fails. What the driver holds is given back soon after.
+    /// Leaves in good order; operations that are still under way fail. Resources of the driver are given back soon after.
     pub(super) fn close(&self) {
         if std::mem::replace(&mut self.board.lock().is_closing, true) {
             return;

@@ -1,4 +1,4 @@
-//! What a collective of the direct way puts into a stream: its plan, step by step.
+//! The commands that a collective of the direct way puts into a stream: its plan, step by step.
 
 use crate::engine::Request;
 use crate::error::{Error, Result};
@@ -28,12 +28,13 @@ pub(super) struct Ticket<'a> {
     pub(super) first_wait: u32,
     /// It becomes part of a graph: it may be carried out many times, so that all it writes are constants.
     pub(super) captured: bool,
-    /// Where ranks may read the buffers of others in place: what of this rank's is, and by what the operation is told from others.
+    /// Where ranks may read the buffers of others in place: the parts of this rank's that are, and the number that identifies
+    /// the operation.
     pub(super) in_place: Option<(&'a Found, u32)>,
 }
 
 impl Direct {
-    /// What kernels that have to do with peers look at.
+    /// The guard of kernels that have to do with peers.
     fn guard(&self, words: &Words, ticket: &Ticket<'_>) -> Guard {
         let seen = self
             .windows
@@ -270,8 +271,8 @@ impl<'a> Queueing<'a> {
         }
     }
 
-    /// The words that say from which addresses on what peers have published in a half is read, looked up now if they have not been,
-    /// and what kernels look at then. `None` where it is in their windows.
+    /// The words with the addresses at which the data that peers have published in a half begins, looked up now if they have
+    /// not been, and the guard of the kernels that read it. `None` where the data is in the peers' windows.
     fn find(&mut self, half: usize) -> Result<Option<(u64, Guard)>> {
         let guard = match self.reading {
             Reading::Windows => return Ok(None),
@@ -383,8 +384,8 @@ impl<'a> Queueing<'a> {
         })
     }
 
-    /// Gets what peers have stored in this rank's half, or looks after it where that is its buffer: a peer that has failed has stored
-    /// nothing.
+    /// Gets what peers have stored in this rank's half, or looks after it where that is its buffer: a peer that has failed has
+    /// stored nothing.
     fn get_given(&mut self, (half, at): (usize, usize), dst: Span) -> Result<()> {
         if self.ticket.in_place.is_some() && !self.has_looked {
             self.look(half)?;

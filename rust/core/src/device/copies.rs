@@ -8,14 +8,14 @@ use crate::plan::{Buffer, Span};
 use crate::transport::cuda::driver::{Device, Stream, check_buffer};
 use crate::transport::cuda::kernels::{self, Guard, Segment};
 
-/// Up to so many copies are enqueued one by one.
+/// Up to this number of copies are enqueued one by one.
 const FEW: usize = 2;
 
 /// Pieces of a buffer that are looked at, from its beginning and its end.
 const LOOKED_AT: usize = 8;
 
-/// Where a copy begins to be read: at an address, or so many bytes after the one in the word of the device's memory at `base`, if
-/// that is not 0.
+/// Where a copy begins to read: at the address `at`; or, if `base` is not 0, `at` bytes after the address that the device's
+/// memory holds at `base`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Origin {
     pub(super) at: u64,
@@ -38,7 +38,7 @@ impl Origin {
 /// Copies to be enqueued together: none reads or writes what another one writes.
 pub(super) struct Copies {
     segments: Vec<Segment>,
-    /// What peers have written to its place.
+    /// Data that peers have already written to its place.
     given: Vec<Segment>,
     guard: Guard,
     /// Some of them have to do with peers.

@@ -1,14 +1,14 @@
 //! The depots of a group's ranks, for its long messages, and the notes that travel in their place.
 //!
 //! A long message between ranks of one host is copied to the sender's [depot](crate::transport::cuda::depot), and the
-//! receiver's stream fetches it from there; the host carries a [note](super::note) that says where. Whether a message is long depends on its
-//! length alone, so that both sides know. Where the receiver has not mapped the sender's depot, or that has no room left, the note
-//! says so, and the message follows by way of host memory.
+//! receiver's stream fetches it from there; the host carries a [note](super::note) that says where. Whether a message is long
+//! depends on its length alone, so that both sides know. Where the receiver has not mapped the sender's depot, or that has no
+//! room left, the note says so, and the message follows by way of host memory.
 //!
-//! A stream cannot choose how it gets a message: what is enqueued for a receive either copies from host memory, by an engine, or
-//! [*fetches*](crate::transport::cuda::kernels::Segment::base), by a kernel that also reads host memory, but slowly. So a rank tells a peer
-//! that it has mapped its depot when no receive that copies could meet a message of that peer any more, and from then on all
-//! that could fetch.
+//! A stream cannot choose how it gets a message: what is enqueued for a receive either copies from host memory, by an engine,
+//! or [*fetches*](crate::transport::cuda::kernels::Segment::base), by a kernel that also reads host memory, but slowly. So a
+//! rank tells a peer that it has mapped its depot when no receive that copies could meet a message of that peer any more, and
+//! from then on all that could fetch.
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,8 +34,8 @@ const READING: Duration = Duration::from_secs(60);
 /// How long a send waits for room in the depot. Where that has been in vain, none does until something has been fetched.
 const ROOM: Duration = Duration::from_millis(100);
 
-/// Whether messages of `bytes` bytes between the ranks of a group are long: the same for the sender and the receiver. None is where
-/// nothing is to go through memory of the device.
+/// Whether messages of `bytes` bytes between the ranks of a group are long: the same for the sender and the receiver. None is
+/// where nothing is to go through memory of the device.
 pub(super) fn is_long(cpu: &Group, bytes: usize) -> bool {
     let told = cpu.config().window_bytes;
     let has_windows = told.is_none_or(|bytes| bytes.0 > 0);
@@ -295,8 +295,8 @@ impl Depots {
         self.state.lock().patience.next()
     }
 
-    /// Room for a message of `bytes` bytes that rank `to` can fetch, after a while where there is none at once; `None` where it has
-    /// to follow its note.
+    /// Room for a message of `bytes` bytes that rank `to` can fetch, after a while where there is none at once; `None` where it
+    /// has to follow its note.
     pub(super) fn take(&self, to: Rank, bytes: usize) -> Option<Slot> {
         let own = {
             let state = self.state.lock();
@@ -354,7 +354,7 @@ impl Depots {
         state.tell();
     }
 
-    /// Words of so many bytes for a message that is to be fetched, if there is room.
+    /// `bytes` bytes of words for a message that is to be fetched, if there is room.
     pub(super) fn words(&self, bytes: usize) -> Option<Slot> {
         self.state.lock().own.as_ref()?.words(bytes)
     }
@@ -391,8 +391,8 @@ impl Depots {
         state.own.as_ref().map_or(0, |own| own.bytes())
     }
 
-    /// Gives everything back, once no stream of this rank uses it: the lanes and what is mapped at once, and the own depot when the
-    /// peers have unmapped it, of a group that `has_failed` soon. Nothing, where the device `is_lost`.
+    /// Gives everything back, once no stream of this rank uses it: the lanes and what is mapped at once, and the own depot when
+    /// the peers have unmapped it, of a group that `has_failed` soon. Nothing, where the device `is_lost`.
     pub(super) fn close(&self, (is_lost, has_failed): (bool, bool), lanes: impl Send + 'static) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -447,7 +447,7 @@ impl State {
         }
     }
 
-    /// What is known of `rank`, once the link to it is open.
+    /// The state of `rank`, with its pair once the link to it is open.
     fn peer(&mut self, rank: Rank, cpu: &Group) -> &mut Peer {
         if self.peers.len() < cpu.world() {
             self.peers.resize(cpu.world(), Peer::default());
@@ -468,7 +468,7 @@ impl Peer {
         pair.is_some_and(|pair| pair.published().is_some())
     }
 
-    /// What it has told of its depot, once.
+    /// The record of its depot, once: when the peer has published it and it has not been looked at.
     fn found(&mut self) -> Option<(Pair, Record)> {
         let pair = self.pair.as_ref().filter(|_| !self.is_looked_at)?;
         let record = pair.published()?;
@@ -487,15 +487,15 @@ fn own_depot(device: &'static Device) -> Option<Arc<Depot>> {
     }
 }
 
-/// What a group has of its own depot.
+/// A group's own depot, and its slots there.
 struct Own {
     depot: Option<Arc<Depot>>,
     _left: Vec<Slot>,
     _seen: Option<Slot>,
 }
 
-/// Unmaps what this rank reads, and gives back what it owns once the peers have done the same: they may be behind in graphs, unless
-/// the group has failed.
+/// Unmaps what this rank reads, and gives back what it owns once the peers have done the same: they may be behind in graphs,
+/// unless the group has failed.
 fn take_apart(own: Own, peers: Vec<Peer>, has_failed: bool) {
     let (mut readers, mut lanes) = (Vec::new(), Vec::new());
     for peer in peers {

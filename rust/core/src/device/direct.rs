@@ -18,15 +18,15 @@ use crate::types::{Collective, Rank, ReduceOp};
 use super::places::{Found, Places};
 use super::staged::Staged;
 
-/// Work on memory is fastest from multiples of so many bytes on.
+/// Work on memory is fastest from multiples of this number of bytes on.
 const ALIGNMENT: usize = 16;
 
 /// From this size on two shots are better where they save anything, and from that between two ranks.
 const TWO_SHOTS_FROM: usize = 256 << 10;
 const TWO_SHOTS_OF_TWO_FROM: usize = 1 << 20;
 
-/// From so many bytes on ranks read each other's buffers in place, where they can: of a rank's input or output, whichever has the
-/// same length on all ranks.
+/// From this number of bytes on, ranks read each other's buffers in place, where they can: of a rank's input or output,
+/// whichever has the same length on all ranks.
 const IN_PLACE_FROM: usize = 256 << 10;
 
 /// Plans kept for reuse; beyond it the cache starts anew.
@@ -50,12 +50,12 @@ pub(super) fn brief_slot(world: usize) -> usize {
 /// About what a device could move in the time in which it goes from one process to another (an H200: 0.14 ms at 4.2 TB/s).
 const TURN: usize = 512 << 20;
 
-/// What a group has that goes the direct way.
+/// The state of a group that goes the direct way.
 pub(super) struct Direct {
     pub(super) flags: Arc<Flags>,
     /// `None` in a world of one.
     pub(super) windows: Option<Arc<Windows>>,
-    /// What the ranks have mapped of each other's memory besides windows; `None` in a world of one.
+    /// The ranks' mappings of each other's memory besides windows; `None` in a world of one.
     pub(super) places: Option<Arc<Places>>,
     /// Those from before: operations may be under way in them, and graphs use them as long as there are any.
     pub(super) older: Vec<Arc<Windows>>,
@@ -148,16 +148,16 @@ impl Direct {
         let is_apart = match request.collective {
             // In one shot a rank writes its output while others read its input, which may be the same.
             Collective::AllReduce => self.shots(request, shape) != Shots::One,
-            // To wait until all have read costs ranks that take turns more than the copy (an H200: 64 MiB between 4 ranks 1.18 and
-            // 0.77 ms).
+            // To wait until all have read costs ranks that take turns more than the copy (an H200: 64 MiB between 4 ranks 1.18
+            // and 0.77 ms).
             Collective::AllGather | Collective::AllToAll => !self.takes_turns,
             _ => true,
         };
         is_long && is_apart && self.places.is_some()
     }
 
-    /// What of an operation that is announced as `print` happens where this rank's buffers lie, and by what it is told from others;
-    /// `None` where ranks read windows alone.
+    /// The parts of an operation, announced as `print`, that happen where this rank's buffers lie, and the number that tells it
+    /// from other operations; `None` where ranks read windows alone.
     pub(super) fn in_place(
         &self,
         plan: &Plan,
@@ -172,7 +172,8 @@ impl Direct {
         Some((found, operation))
     }
 
-    /// What carries out `request` through host memory, if that is better. Counts that not every rank knows say nothing.
+    /// The staged way that carries out `request` through host memory, if that is better; `None` for counts that not every rank
+    /// knows.
     pub(super) fn brief(&self, request: &Request, world: usize) -> Option<&Staged> {
         let bytes = longest_buffer(request, world)?;
         let is_brief = (1..=most_brief(world)).contains(&bytes);
@@ -180,8 +181,8 @@ impl Direct {
     }
 
     /// How long a half should become before `request` is enqueued, if it is too short for it and may grow: where processes
-    /// share a device, each chunk costs it a turn of every rank or, under MPS, the host some calls of the driver. Counts that not
-    /// every rank knows say nothing.
+    /// share a device, each chunk costs it a turn of every rank or, under MPS, the host some calls of the driver. Counts that
+    /// not every rank knows say nothing.
     pub(super) fn wanted(&self, request: &Request, world: usize) -> Option<usize> {
         let blocks = match request.collective {
             Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => world,
@@ -279,7 +280,7 @@ fn longest_buffer(request: &Request, world: usize) -> Option<usize> {
     }
 }
 
-/// Bytes of so many blocks, where all have the same length, which each rank knows.
+/// Bytes of `blocks` blocks, where all have the same length, which each rank knows.
 fn even_bytes(request: &Request, blocks: usize) -> Option<usize> {
     match request.sizes {
         Sizes::Even(count) => count.checked_mul(request.dtype.size())?.checked_mul(blocks),

@@ -162,8 +162,8 @@ impl DeviceGroup {
         Ok(work)
     }
 
-    /// Has memory ready for a message, as far as that is possible while no stream waits for a peer. Returns where a long one may be
-    /// left.
+    /// Has memory ready for a message, as far as that is possible while no stream waits for a peer. Returns where a long one
+    /// may be left.
     fn make_room_for(&self, end: End, (bytes, is_long): (usize, bool)) -> Option<Slot> {
         let depots = &self.messages.depots;
         if is_long && depots.lacks_something(&self.cpu) {
@@ -183,8 +183,8 @@ impl DeviceGroup {
         None
     }
 
-    /// Does something while nothing is under way in the process, if there is such a moment at once or, if it is to be waited for,
-    /// until then.
+    /// Does something while nothing is under way in the process, if there is such a moment at once or, if it is to be waited
+    /// for, until then.
     pub(super) fn await_stillness(&self, until: Option<Instant>, act: impl FnOnce()) {
         let mut looks = 0;
         loop {

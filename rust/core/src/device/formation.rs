@@ -39,7 +39,7 @@ const SMALLEST_HALF: usize = 4096;
 /// Bytes of a reason, as it travels.
 const REASON: usize = 240;
 
-/// What a rank tells the others: whether it can, and why not.
+/// The message of a rank to the others: whether it can, and why not.
 type Word = [u8; 1 + REASON];
 
 /// Why the ranks do not go the direct way.
@@ -204,7 +204,8 @@ fn warn_of_a_crowd(device: &'static Device) {
     }
 }
 
-/// Whether two of so many streams that wait are likely to share a queue: the caller's other streams take turns with them.
+/// Whether two of `groups` streams that wait are likely to share one of `queues` queues: the caller's other streams take turns
+/// with them.
 fn is_crowded(groups: usize, queues: usize) -> bool {
     groups > 1 && 2 * groups > queues && queues < MOST_QUEUES
 }
@@ -280,13 +281,14 @@ fn is_shared(records: &[Record]) -> bool {
     })
 }
 
-/// Whether the work of processes that share a device takes turns there: under the Multi-Process Service it runs at the same time.
+/// Whether the work of processes that share a device takes turns there: under the Multi-Process Service it runs at the same
+/// time.
 fn take_turns(device: &'static Device, cpu: &Group) -> Result<bool> {
     let all = gather(cpu, &[u8::from(device.has_mps())])?;
     Ok(all.iter().any(|[has_mps]| *has_mps == 0))
 }
 
-/// What carries out short collectives where processes share a device; `None` where a rank lacks the memory for it.
+/// The staged way of short collectives where processes share a device; `None` where a rank lacks the memory for it.
 fn brief(device: &'static Device, cpu: &Arc<Group>) -> Result<Option<Arc<Staged>>> {
     let slot = brief_slot(cpu.world());
     let staged = Staged::new(device, cpu, (slot, String::new()));
@@ -369,7 +371,7 @@ fn most_half(device: &'static Device, cpu: &Group, records: &[Record]) -> Result
     let own = (device.memory() / PART_OF_MEMORY / halves).min(MOST_HALF);
     let all = gather(cpu, &(own as u64).to_le_bytes())?;
     let least = all.into_iter().map(u64::from_le_bytes).min().unwrap_or(0);
-    // Lengths are powers of two, of which this is the last.
+    // Lengths are powers of two; this is the longest.
     Ok(match least.checked_ilog2() {
         Some(power) => 1 << power,
         None => 0,

@@ -1,8 +1,8 @@
 //! The operations of a communicator on the memory of one device.
 //!
 //! A submission is checked, numbered and enqueued under the lock of the queue, which the attendant never takes: to
-//! enqueue may have to wait for room in a stream, and that stream for the attendant. What is under way is on the board,
-//! whose lock is held for moments only.
+//! enqueue may have to wait for room in a stream, and that stream for the attendant. Operations under way are on the
+//! board, whose lock is held for moments only.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -486,7 +486,7 @@ impl DeviceGroup {
         board.pending.back().map(|last| Arc::clone(&last.work))
     }
 
-    /// What it holds: bytes of the device, bytes of registered host memory, operations under way.
+    /// Its resources: bytes of the device, bytes of registered host memory, operations under way.
     pub(super) fn memory(&self) -> (u64, u64, u64) {
         let (device, host) = match self.way.read().as_deref() {
             Some(way) => {

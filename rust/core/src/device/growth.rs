@@ -50,8 +50,8 @@ impl DeviceGroup {
     }
 }
 
-/// The same group with longer windows, where all ranks are quiet and none lacks the memory for them. Blocks until all ranks have
-/// come. What is under way in the windows of `direct` goes on.
+/// The same group with longer windows, where all ranks are quiet and none lacks the memory for them. Blocks until all ranks
+/// have come. Operations under way in the windows of `direct` go on.
 ///
 /// # Errors
 /// What ends a collective of the host.

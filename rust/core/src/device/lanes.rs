@@ -1,8 +1,8 @@
 //! Messages that become part of a graph: they go through [lanes](crate::transport::cuda::lane), in which streams meet without
 //! the host.
 //!
-//! A graph does the same each time, so nothing can look for the message that a receive waits for: between two ranks the captured
-//! messages meet in the order in which they were captured. Their tags do not choose, but must agree: the ranks compare
+//! A graph does the same each time, so nothing can look for the message that a receive waits for: between two ranks the
+//! captured messages meet in the order in which they were captured. Their tags do not choose, but must agree: the ranks compare
 //! them, and the lengths, by notes that the host carries, once for each message that is captured.
 
 use std::sync::Arc;
@@ -56,13 +56,14 @@ struct End {
     messages: u64,
 }
 
-/// What is enqueued leads there. No lock is held meanwhile that the attendant takes: the driver may have a call wait.
+/// A lane and its memory, which enqueued commands use. While they are enqueued, no lock is held that the attendant takes: the
+/// driver may have a call wait.
 struct Way {
     lane: Lane,
     place: Place,
 }
 
-/// What the ranks compare of a captured message.
+/// The properties of a captured message that the ranks compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Print {
     tag: u64,
@@ -106,8 +107,8 @@ impl Print {
 }
 
 impl Lanes {
-    /// Captures a message to or from `peer`. Blocks until the peer is ready for captured messages, the first time, for which it must
-    /// capture one itself. Returns how it went once a part of it may be in the graph.
+    /// Captures a message to or from `peer`. Blocks until the peer is ready for captured messages, the first time, for which it
+    /// must capture one itself. Returns how it went once a part of it may be in the graph.
     ///
     /// # Errors
     /// `Unsupported` where the ranks share no memory of the device; `Timeout` when the peer does not come.
@@ -251,7 +252,7 @@ impl Lanes {
         state.ends.iter().for_each(|end| end.way.lane.release());
     }
 
-    /// What there is, to be given back once no stream uses it.
+    /// Takes all lanes out, to be given back once no stream uses them.
     pub(super) fn take(&self) -> impl Send + 'static {
         std::mem::take(&mut *self.state.lock())
     }
@@ -282,7 +283,7 @@ impl Way {
             stream.operate(&operations)?;
             let length = self.place.piece.min(bytes - first);
             let place = self.place.address + (half * self.place.piece) as u64;
-            // What a rank that has failed puts there, or finds there, is no message.
+            // The data that a failed rank puts there, or finds there, is no message.
             match receives {
                 true => copies
                     .guarded()

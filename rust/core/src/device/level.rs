@@ -29,7 +29,7 @@ impl Sleeper {
 }
 
 impl<W: Word<Value = u32>> Sleeper<W> {
-    /// Says that it is about to sleep. What there is to do is to be looked at once more after that.
+    /// Says that it is about to sleep. The caller must look for work once more after that.
     pub(super) fn lie_down(&self, level: Level) {
         self.0.store(level as u32, Ordering::Relaxed);
         fence(Ordering::SeqCst);

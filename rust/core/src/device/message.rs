@@ -14,7 +14,7 @@ use super::bounce::BounceBuffer;
 use super::depots::Depots;
 use super::note::Note;
 
-/// What a message is, on this side.
+/// This rank's side of a message.
 pub(super) enum Side {
     Send {
         to: Rank,
@@ -40,7 +40,7 @@ pub(super) struct Message {
     pub(super) is_torn: bool,
 }
 
-/// What a message has besides in whose place a note travels.
+/// Further state of a message in whose place a note travels.
 pub(super) struct Long {
     /// Notes stay where they are until the host has sent or received them.
     pub(super) note: Box<[u8; NOTE]>,
@@ -48,8 +48,8 @@ pub(super) struct Long {
     pub(super) bytes: usize,
     /// Of a send, where it lies; of a receive, words for its kernels.
     pub(super) slot: Option<Slot>,
-    /// What the host does after the note: it sends or receives what follows; or of what has been left in a depot, it receives
-    /// another note when it has been fetched, or sends that.
+    /// The host's operation after the note. It sends or receives the message that follows. For a message left in a depot, the
+    /// receiver sends another note once it has been fetched, and the sender receives that note.
     pub(super) next: Option<Result<Arc<WorkState>>>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Wanted<'a> {
     pub(super) is_long: bool,
 }
 
-/// What became of a message that has ended.
+/// A message that has ended, and its result.
 pub(super) type Ended = (Arc<WorkState>, Result<()>);
 
 impl Message {
@@ -97,8 +97,8 @@ impl Message {
         unsafe { self.buffer.spoil(poison) }
     }
 
-    /// Lets the stream pass, after a failure. What is to be received must not change any more then: before `is_late` that is
-    /// waited for.
+    /// Lets the stream pass, after a failure. The data of a receive must not change any more then: before `is_late` nothing
+    /// happens while the receive is under way.
     pub(super) fn release(&mut self, is_late: bool) {
         let Side::Receive { posted, .. } = &self.side else {
             return self.buffer.release();
@@ -176,7 +176,7 @@ impl Message {
         self.note_next(next)
     }
 
-    /// What the host does next, if anything, has begun.
+    /// Notes that the host's next operation, if there is one, has begun.
     fn note_next(&mut self, next: Option<Result<Arc<WorkState>>>) -> Result<bool> {
         match (next, &mut self.long) {
             (Some(Err(error)), _) if error.code.is_fatal() => Err(error),
@@ -212,7 +212,8 @@ impl Message {
         Some(cpu.send(self.dtype, view, (to, note.tag()), options))
     }
 
-    /// After a note has come: receives what follows, or has the stream fetch what lies in the sender's depot, and says when it has.
+    /// After a note has come: receives what follows, or has the stream fetch what lies in the sender's depot, and says when it
+    /// has.
     fn after_receiving(&mut self, cpu: &Group, depots: &Depots) -> Result<bool> {
         let options = self.options();
         let (

@@ -4,8 +4,8 @@
 //! A send copies its buffer out on the stream, and then the host sends it: the stream does not wait for the peer. A receive
 //! is known to the host at once; the stream waits for it and copies it in.
 //!
-//! [`BounceBuffer`] is the memory between. A long message goes another way if it can ([`depots`](super::depots)): the host carries
-//! a note alone. [`message`](super::message) is one of them.
+//! [`BounceBuffer`] is the memory between. A long message goes another way if it can ([`depots`](super::depots)): the host
+//! carries a note alone. [`message`](super::message) is one of them.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl Messages {
     /// `System` when the driver registers no memory; `Unsupported` where kernels cannot be loaded.
     pub(super) fn new(device: &'static Device) -> Result<Self> {
         Pinned::stock(device)?;
-        // What a receive enqueues: to load it later may wait for a stream that waits for a peer.
+        // The kernels that a receive enqueues: to load them later may wait for a stream that waits for a peer.
         kernels::prepare(device, DataType::UInt8, None)?;
         Ok(Self {
             under_way: Mutex::default(),
@@ -72,8 +72,8 @@ impl Messages {
             };
             Long::new(wanted.memory.len(), Some(note), slot)
         });
-        // Before it is enqueued, since the stream waits for the host; and without the lock then: to enqueue may have to wait for
-        // room in the stream, and the stream for the attendant, which takes the lock.
+        // Before it is enqueued, since the stream waits for the host; and without the lock then: to enqueue may have to wait
+        // for room in the stream, and the stream for the attendant, which takes the lock.
         let work = Arc::clone(&wanted.work);
         self.under_way.lock().push(Message {
             work: wanted.work,
@@ -97,8 +97,8 @@ impl Messages {
         enqueued
     }
 
-    /// Asks the host for a message and enqueues what puts it into place, which looks at the word at `dead` whether the group has
-    /// failed. `hurry` rouses the attendant.
+    /// Asks the host for a message and enqueues what puts it into place, which looks at the word at `dead` whether the group
+    /// has failed. `hurry` rouses the attendant.
     ///
     /// # Errors
     /// Those of the driver, and of a receive on the host.
@@ -230,7 +230,7 @@ impl Messages {
         }
     }
 
-    /// Forgets a send of which a stream holds a part, and lets the stream pass that.
+    /// Forgets a send that is partly in a stream, and lets the stream pass that part.
     fn take_back(&self, work: &Arc<WorkState>) {
         let mut under_way = self.under_way.lock();
         let mut messages = under_way.iter();

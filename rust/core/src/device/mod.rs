@@ -3,8 +3,8 @@
 //! A [`Devices`] belongs to a communicator and has a [`DeviceGroup`] for each device that this rank uses with it. A call
 //! enqueues the whole operation on the caller's stream and returns. Ranks whose devices read each other's memory go the
 //! *direct* way: they meet on their streams by words in host memory, one kernel reads what all of them have put into
-//! their windows. All others go the *staged* way, through host memory and the engine, as do short collectives of processes that share a device. So do
-//! messages between two ranks, unless they are long ([`depots`]), or part of a graph ([`lanes`]).
+//! their windows. All others go the *staged* way, through host memory and the engine, as do short collectives of processes that
+//! share a device. So do messages between two ranks, unless they are long ([`depots`]), or part of a graph ([`lanes`]).
 //!
 //! Collectives of one communicator on several streams come one after the other, as they were called; those of one graph
 //! that is being captured belong on one stream, or on streams that the capturer has put in order. Ranks of one process
@@ -193,7 +193,7 @@ impl Devices {
         }
     }
 
-    /// What they hold: `device_bytes`, `pinned_bytes`, and `device_operations` under way.
+    /// Their resources: `device_bytes`, `pinned_bytes`, and `device_operations` under way.
     pub(crate) fn memory(&self) -> Vec<(&'static str, u64)> {
         let mut sums = (0, 0, 0);
         for group in self.all() {

@@ -10,7 +10,7 @@ pub(super) const FIRST_INTERNAL_TAG: u64 = 1 << 62;
 const FOLLOWS: u64 = FIRST_INTERNAL_TAG;
 const FETCHED: u64 = FIRST_INTERNAL_TAG | 1 << 61;
 
-/// What travels in the place of a long message.
+/// The note that travels in the place of a long message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Note {
     /// Its number, of those that its sender sends in the group.

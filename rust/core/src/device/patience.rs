@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-/// How long calls do not wait for a still moment after one has in vain: at first, and at most. It becomes twice as long each time.
+/// How long calls do not wait for a still moment after one has in vain: at first, and at most. It becomes twice as long each
+/// time.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// How long a call waits: a part of the pause that follows, and at most so long. Where other processes compute on all cores, the
-/// thread that ends what is under way may run some milliseconds later only.
+/// How long a call waits: a part of the pause that follows, and at most so long. Where other processes compute on all cores,
+/// the thread that ends what is under way may run some milliseconds later only.
 const SHARE: u32 = 25;
 const LONGEST_WAIT: Duration = Duration::from_millis(20);
 

@@ -1,12 +1,13 @@
 //! Buffers that peers read and write where they lie, so that nothing is copied into windows.
 //!
-//! What a rank puts into its window is there for its peers alone. Where its buffer lies in a [heap](crate::transport::cuda::heap) segment
-//! that the peers have mapped, it puts nothing, and tells them where the buffer is: the kernels of the peers find all contributions
-//! by what each rank says of its own ([`find_places`](crate::transport::cuda::kernels::find_places)). So whether a buffer is read in
-//! place is for its rank alone to decide, in each call, and the plan is the same in either case.
+//! A rank puts data into its window for its peers alone. Where its buffer lies in a [heap](crate::transport::cuda::heap)
+//! segment that the peers have mapped, it puts nothing, and tells them where the buffer is: the kernels of the peers find all
+//! contributions by what each rank says of its own ([`find_places`](crate::transport::cuda::kernels::find_places)). So whether
+//! a buffer is read in place is for its rank alone to decide, in each call, and the plan is the same in either case.
 //!
-//! A rank tells its peers of a segment when a collective first comes with a buffer in it, and uses it when all that are to read it
-//! have mapped it. They do so in a call of a collective before which nothing is under way, since a driver may have a call wait to map memory.
+//! A rank tells its peers of a segment when a collective first comes with a buffer in it, and uses it when all that are to read
+//! it have mapped it. They do so in a call of a collective before which nothing is under way, since a driver may have a call
+//! wait to map memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +38,7 @@ const LATE: Duration = Duration::from_millis(100);
 /// In which places are counted.
 const UNIT: i64 = 16;
 
-/// What ranks have mapped of each other's heaps.
+/// The ranks' mappings of each other's heaps.
 pub(super) struct Places {
     device: &'static Device,
     /// For each rank, where its segments are that this rank has mapped: [`MOST_ENTRIES`] addresses.
@@ -70,7 +71,7 @@ struct Peer {
     mapped: Vec<Arc<PeerWindow>>,
 }
 
-/// What of an operation is read in place: what peers are told, and the address where the half would begin.
+/// The parts of an operation that are read in place: the place that peers are told, and the address where the half would begin.
 pub(super) type Found = InPlace<(Located, u64)>;
 
 impl Places {
@@ -137,8 +138,8 @@ impl Places {
         })
     }
 
-    /// Whether kernels of peers may still write to this rank's buffers so long after the group has failed. None begins to once this rank
-    /// has marked that it has failed, which each looks at first.
+    /// Whether kernels of peers may still write to this rank's buffers so long after the group has failed. None begins to once
+    /// this rank has marked that it has failed, which each looks at first.
     pub(super) fn may_be_written(&self, since: Duration) -> bool {
         self.is_written.load(Ordering::Relaxed) && since < LATE
     }
@@ -183,8 +184,8 @@ impl Places {
         }
     }
 
-    /// Unmaps what is of peers. What they have been told of is theirs until the result is dropped. `is_clean`: no stream of this rank
-    /// will look into the tables.
+    /// Unmaps the peers' memory. Peers may use the segments that they have been told of until the result is dropped.
+    /// `is_clean`: no stream of this rank will look into the tables.
     pub(super) fn close_peers(self, is_clean: bool) -> impl Send {
         let State { own, peers, .. } = self.state.into_inner();
         drop(peers);
@@ -205,8 +206,8 @@ impl Places {
         }
     }
 
-    /// What of `plan` happens where the buffers lie; `operation` tells it from others. A segment that peers have not been told of will be
-    /// told of, and is not used yet.
+    /// The parts of `plan` that happen where the buffers lie; the number `operation` tells it from others. A segment that peers
+    /// have not been told of is noted, to be announced, and is not used yet.
     pub(super) fn in_place(&self, plan: &Plan, request: &Request, operation: u32) -> Found {
         let is_multiplied = matches!(request.op, Some(ReduceOp::PremulSum(_)));
         let found = InPlace::find(plan, request.collective, |put, to| match is_multiplied {

@@ -1,4 +1,4 @@
-//! What the host knows of collectives that are part of graphs.
+//! The host's knowledge of collectives that are part of graphs.
 //!
 //! A graph does the same each time, so streams can only write constants: which of the captured collectives they are in
 //! ([`Word::Replayed`]), and at which of its steps they wait. That is enough to see that a stream waits, and for which
@@ -14,7 +14,7 @@ use crate::types::Rank;
 use super::state::{DeviceGroup, GRACE, Place, Way};
 use super::words::{PASSED, Word, replayed};
 
-/// What a replay waits for.
+/// The wait of a replay.
 struct Wait {
     name: String,
     missing: Vec<Rank>,
@@ -102,7 +102,7 @@ impl DeviceGroup {
         )
     }
 
-    /// What is replayed waits for, in words, and the first rank.
+    /// The wait of a replay, in words, and the first rank that it waits for.
     pub(super) fn replay_waits(&self) -> Option<(String, Option<Rank>)> {
         let place = (self.words.load(Word::Replayed), self.words.load(Word::Step));
         if place.0 == 0 {

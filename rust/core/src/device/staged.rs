@@ -27,7 +27,7 @@ const SLOTS: usize = 4;
 /// Bytes of a slot: long enough to hide the turn of the host, short enough that the first is soon on its way.
 pub(super) const SLOT: usize = 4 << 20;
 
-/// What a group has that goes the staged way.
+/// The state of a group that goes the staged way.
 pub(super) struct Staged {
     slots: Pinned,
     /// Bytes of one.
@@ -40,7 +40,7 @@ pub(super) struct Staged {
     jobs: Mutex<Jobs>,
 }
 
-/// What the attendant has to do, in the order of the operations.
+/// The attendant's work, in the order of the operations.
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
@@ -48,7 +48,8 @@ struct Jobs {
     running: VecDeque<(Option<u32>, Arc<WorkState>)>,
     /// Chunks that were ever enqueued.
     chunks: u32,
-    /// What results of operations become that cannot be made, by their last chunks: the bytes of a slot, again and again.
+    /// For each operation, its last chunk and its poison: the bytes that fill a slot, again and again, if its result cannot be
+    /// made.
     poison: VecDeque<(u32, u64)>,
     /// When streams were first to be let pass.
     failed: Option<Instant>,
@@ -62,12 +63,12 @@ struct Job {
     /// How many there were.
     own: u64,
     agreement: Option<Agreement>,
-    /// What to take part with when the own chunks have run out, and how often.
+    /// The empty chunk to take part with when the own chunks have run out, and how often.
     nothing: Chunk,
     further: u64,
 }
 
-/// What the chunks of an operation have in common.
+/// The properties that the chunks of an operation have in common.
 #[derive(Clone, Copy)]
 struct Kind {
     collective: Collective,

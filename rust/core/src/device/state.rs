@@ -1,4 +1,4 @@
-//! What a device group consists of, for the files that carry out, watch and end its operations.
+//! The parts of a device group, for the files that carry out, watch and end its operations.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -51,7 +51,7 @@ pub(crate) struct DeviceGroup {
     pub(super) rest: Rest,
 }
 
-/// What submissions share.
+/// State that submissions share.
 #[derive(Default)]
 pub(super) struct Queue {
     pub(super) number: u64,
@@ -64,7 +64,7 @@ pub(super) struct Queue {
     pub(super) steps: u32,
 }
 
-/// What is under way.
+/// The operations that are under way.
 #[derive(Default)]
 pub(super) struct Board {
     pub(super) pending: VecDeque<Pending>,
@@ -103,7 +103,7 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// What goes through host memory, if anything does.
+    /// The way through host memory, if anything takes it.
     pub(super) fn staged(&self) -> Option<&Staged> {
         match self {
             Self::Direct(direct) => direct.brief.as_deref(),
@@ -112,7 +112,7 @@ impl Way {
     }
 }
 
-/// What a thread apart finds out about the device.
+/// The health of the device, which a separate thread finds out.
 #[derive(Default)]
 pub(super) struct Health {
     pub(super) being_asked: AtomicBool,

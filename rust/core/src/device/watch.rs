@@ -1,6 +1,6 @@
-//! What the attendant does for a group, and so does a thread that waits for one of its operations: ends what streams
-//! have got past, lets them pass after a failure, finds out about mismatches, deaths and deadlines, and puts waits into
-//! words.
+//! The attendant's work for a group, which a thread that waits for one of its operations also does: ends operations
+//! that streams have got past, lets them pass after a failure, finds out about mismatches, deaths and deadlines, and
+//! puts waits into words.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -118,7 +118,7 @@ impl DeviceGroup {
             // Before anything that streams do when they are let pass.
             direct.flags.mark(Mark::Failed);
             let places = direct.places.as_deref();
-            // What comes after in a stream may have other use for the buffers.
+            // Later commands of a stream may use the buffers for something else.
             if !places.is_some_and(|places| places.may_be_written(since.unwrap_or(Duration::MAX))) {
                 direct.flags.release();
             }
@@ -157,7 +157,7 @@ impl DeviceGroup {
             }
         };
         for (work, result) in ended {
-            // What another thread has ended meanwhile let the stream pass.
+            // If another thread has failed the group meanwhile, the stream was let pass.
             let result = match self.failure.get() {
                 Some((error, _)) => result.and(Err(Error {
                     operation: None,
@@ -172,7 +172,7 @@ impl DeviceGroup {
             Found::Moved
         });
         let found = match found {
-            // What is replayed still has to be let pass.
+            // Streams that replay graphs still have to be let pass.
             Found::Nothing if self.failure.get().is_some() && self.is_replaying() => Found::Streams,
             Found::Nothing if self.is_captured() => Found::Graphs,
             found => found,
@@ -353,7 +353,7 @@ impl DeviceGroup {
         error
     }
 
-    /// What is waited for, in words.
+    /// A description of the wait, in words.
     pub(crate) fn describe(&self) -> String {
         self.waits().0
     }

@@ -9,8 +9,8 @@ use crate::types::Rank;
 
 use super::disposal::dispose;
 
-/// The most ranks of a host that meet on devices: kernels take a bit for each in a word, and the page of words has two lanes for
-/// each.
+/// The most ranks of a host that meet on devices: kernels take a bit for each in a word, and the page of words has two lanes
+/// for each.
 pub(super) const MOST_RANKS: usize = 64;
 
 /// A word of a group's own.
@@ -33,7 +33,7 @@ pub(super) enum Word {
     Replayed,
 }
 
-/// What a stream that carries out a graph writes into [`Word::Step`] when it waits no more.
+/// The value that a stream that carries out a graph writes into [`Word::Step`] when it waits no more.
 pub(super) const PASSED: u32 = u32::MAX;
 
 /// An operation's number as [`Word::Replayed`] has it.
@@ -74,8 +74,8 @@ impl Words {
         self.pinned().address() + offset(word) as u64
     }
 
-    /// A word that is not 0 while a stream that carries out a graph waits in a lane to or from a rank: it says for which piece. The
-    /// stream alone writes it.
+    /// A word that is not 0 while a stream that carries out a graph waits in a lane to or from a rank: it says for which piece.
+    /// The stream alone writes it.
     pub(super) fn lane_address(&self, peer: Rank, receives: bool) -> u64 {
         self.pinned().address() + lane_offset(peer, receives) as u64
     }

@@ -1,8 +1,9 @@
-//! What things cost on this machine, measured once per process when its first group forms.
+//! The costs of this machine, measured once per process when its first group forms.
 //!
-//! The measurements are few and short, about a millisecond together, and the fastest of several tries counts: what
-//! disturbs a measurement makes it longer. Where there was time for fewer, a typical cost stands. They serve to choose between algorithms and nothing else, so they are
-//! rounded, and what no machine does is brought into range, by [`Rounded`](crate::plan::cost::Rounded).
+//! The measurements are few and short, about a millisecond together. The fastest of several tries counts, since a
+//! disturbance makes a measurement longer. Where there was time for fewer tries, a typical cost stands. The costs serve to
+//! choose between algorithms and nothing else, so [`Rounded`](crate::plan::cost::Rounded) rounds them, and brings costs that
+//! no machine has into range.
 
 use std::hint::black_box;
 use std::ops::RangeInclusive;
@@ -29,11 +30,11 @@ const FEWEST_TRIES: usize = 3;
 /// Yields at most.
 const YIELDS: usize = 64;
 
-/// A switch to another process that finds nothing to do takes so many times as long as a yield with no other process
+/// A switch to another process that finds nothing to do takes this many times as long as a yield with no other process
 /// to run.
 const TURN_PER_YIELD: f64 = 3.0;
 
-/// A byte that another core has just written takes so many times as long to read as one in this core's cache.
+/// A byte that another core has just written takes this many times as long to read as one in this core's cache.
 const FROM_ANOTHER_CORE: f64 = 2.0;
 
 /// The costs on this machine.
@@ -87,12 +88,12 @@ fn measure(limit: Duration) -> Costs {
     costs
 }
 
-/// A switch on a machine where a yield takes so many seconds; `None` where that was longer than any switch.
+/// Seconds that a switch takes where a yield takes `per_yield`; `None` above [`Costs::LONGEST_TURN`].
 fn turn(per_yield: f64) -> Option<f64> {
     Some(per_yield * TURN_PER_YIELD).filter(|turn| *turn <= Costs::LONGEST_TURN)
 }
 
-/// The least of so many tries, of which none begins late; `None` where there was time for too few.
+/// The shortest of `tries` attempts, none of them begun late; `None` where there was time for too few.
 fn fastest(
     tries: RangeInclusive<usize>,
     in_time: &impl Fn() -> bool,

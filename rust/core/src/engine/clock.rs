@@ -1,8 +1,8 @@
 //! The time of a group: the system's, or that of a simulated world.
 //!
 //! The engine asks its group's clock, so that a test can be all ranks at once and let hours pass in milliseconds
-//! (`crate::engine::world`). Files that wait for a group, or make its connections, ask the system; `tests/rust/layers.rs` has their
-//! names.
+//! (`crate::engine::world`). Files that wait for a group, or make its connections, ask the system; `tests/rust/layers.rs`
+//! has their names.
 
 #[cfg(test)]
 use std::sync::Arc;

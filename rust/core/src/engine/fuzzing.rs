@@ -22,7 +22,7 @@ use crate::engine::members::Members;
 use crate::engine::message::frame::Frame;
 use crate::engine::state::Group;
 
-/// What the rank does meanwhile: the first byte chooses.
+/// The operations that the rank can be in meanwhile: the first byte chooses one.
 const OPERATIONS: u8 = 7;
 
 /// Bytes of a message that is announced before it is sent.
@@ -58,8 +58,8 @@ pub fn message(bytes: &[u8]) {
     group.abort("over");
 }
 
-/// What a peer tells of itself while this rank waits: it is passed over, or contradicts what this rank is in, or neither. The
-/// first byte is the operation that the rank is in.
+/// The positions that a peer tells while this rank waits. Each is passed over, or contradicts this rank's operation, or does
+/// neither. The first byte is the operation that the rank is in.
 pub fn position(bytes: &[u8]) {
     let Some((operation, positions)) = bytes.split_first() else {
         return;
@@ -181,7 +181,7 @@ fn blocking() -> PointToPoint {
     }
 }
 
-/// Two ranks, of which `rank` hears from the other what `stream` says, so many bytes at a time; and what it sends.
+/// Two ranks: `rank` receives `stream` from the other, `piece` bytes at a time. Returns them, and the bytes that `rank` sends.
 fn ranks(rank: usize, (stream, piece): (&[u8], usize)) -> (Vec<Communicator>, Arc<Mutex<Vec<u8>>>) {
     // Keeps the threads of the process, which go with the last group.
     static KEPT: OnceLock<Vec<Communicator>> = OnceLock::new();

@@ -34,7 +34,7 @@ impl<M> Mailbox<M> {
         self.has_mail.swap(true, Ordering::AcqRel);
     }
 
-    /// What was posted since the last call.
+    /// The messages posted since the last call.
     pub(crate) fn take(&self) -> Vec<M> {
         if !self.has_mail.swap(false, Ordering::AcqRel) {
             return Vec::new();

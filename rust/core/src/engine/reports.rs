@@ -1,4 +1,4 @@
-//! What went wrong, in words: abort notices, reports of waits, the record of recent operations.
+//! Failures in words: abort notices, reports of waits, the record of recent operations.
 
 use std::sync::Arc;
 use std::time::Instant;

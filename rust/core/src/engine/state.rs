@@ -46,7 +46,7 @@ pub(crate) struct Membership {
     /// Where they reach this process, until the group is closed; `None` inside one process.
     pub(crate) endpoint: Mutex<Option<Seat>>,
     pub(crate) topology: Topology,
-    /// What things cost, as rank 0 of the group that all members came from measured it.
+    /// The costs, as rank 0 of the group that all members came from measured them.
     pub(crate) costs: Costs,
     /// Where its parts come from, inside one process.
     pub(crate) local_groups: Option<Arc<LocalGroups<Arc<Group>>>>,
@@ -58,15 +58,15 @@ const MOVERS: usize = 4;
 /// Bytes a second that one thread may send and receive at the same time. Its rate is the least that is taken for a fast link's.
 const A_CORE_MOVES: f64 = 2e9;
 
-/// How many threads of each rank have a share of a long piece, the same on all members: as many as the user asks for. Else one, but
-/// where a core moves no more than a link between hosts does, so many that the ranks of a host use [`MOVERS`] cores
-/// together, and no more than half of those that rank 0's has.
+/// How many threads of each rank have a share of a long piece, the same on all members: as many as the user asks for. Else it
+/// is one, but more where a core moves no more than a link between hosts does: the ranks of a host then use [`MOVERS`] cores
+/// together, and no more than half of those that rank 0's host has.
 pub(crate) fn threads(config: &Config, topology: &Topology, costs: &Costs) -> usize {
     if let Some(threads) = config.threads {
         return threads.0;
     }
     let is_fast = costs.remote_byte * A_CORE_MOVES <= 1.0;
-    // What is encrypted is opened by one thread.
+    // One thread opens encrypted bytes.
     if !topology.has_several_hosts() || !is_fast || config.encrypt.0 {
         return 1;
     }
@@ -78,8 +78,8 @@ pub(crate) fn threads(config: &Config, topology: &Topology, costs: &Costs) -> us
 /// The most ranks that any group of this process has had on its host.
 static BESIDE: AtomicUsize = AtomicUsize::new(1);
 
-/// How many of them this rank has. A group of one rank of each host may be one of several, of which each has other ranks
-/// of the host: what counts are all of those, `ever_beside`.
+/// How many of those threads this rank has. A group of one rank of each host may be one of several, each with other ranks
+/// of the host. All of those ranks count: `ever_beside`.
 fn own_threads(
     config: &Config,
     topology: &Topology,
@@ -117,7 +117,7 @@ impl Membership {
         select::in_rank_order(choice, shape, dtype.size(), &self.topology, &self.costs)
     }
 
-    /// What each algorithm should take for `shape`, in microseconds, the cheapest first.
+    /// The predicted time of each algorithm for `shape`, in microseconds, the cheapest first.
     pub(crate) fn prices(&self, shape: &Shape, dtype: DataType) -> String {
         let prices = select::prices(shape, dtype.size(), &self.topology, &self.costs);
         let words = prices
@@ -176,10 +176,10 @@ pub(crate) struct Group {
     pub(crate) this: Weak<Self>,
 }
 
-/// What the lock protects.
+/// The state that the lock protects.
 pub(crate) struct Core {
     pub(crate) links: LinkTable,
-    /// What operations have in common that are done in the memory of the host, if all ranks agree.
+    /// The common state of operations that are done in the memory of the host, if all ranks agree.
     pub(crate) shared: SharedMemory,
     /// Collectives under way, in their order.
     pub(crate) operations: Vec<Operation>,
@@ -197,7 +197,7 @@ pub(crate) struct Core {
     pub(crate) watched: bool,
     /// Operations were handed to it since it last looked.
     pub(crate) handed_over: bool,
-    /// Of operations of which two ranks alone know what goes between them, once there has been one.
+    /// The record of operations in which only the two ranks involved know the counts between them, once there has been one.
     pub(crate) pairs: Option<Box<Pairs>>,
     /// When to ask next whether the peers that are waited for run.
     pub(crate) next_question: Option<Instant>,
@@ -218,7 +218,7 @@ pub(crate) struct Operation {
     pub(crate) run: Box<PlanRun>,
     /// Operations that must end first, because they touch the same memory.
     pub(crate) after: Vec<u64>,
-    /// When to tell the peers it waits for what this rank is in.
+    /// When to tell this rank's position to the peers that it waits for.
     pub(crate) tell: Instant,
 }
 
@@ -334,7 +334,7 @@ impl Group {
         self.failure.get().map(|(error, _)| error.clone())
     }
 
-    /// What this rank tells the others about the failure.
+    /// The notice by which this rank tells the others of the failure.
     pub(crate) fn notice(&self) -> Option<&Notice> {
         self.failure.get().map(|(_, notice)| notice)
     }
@@ -343,7 +343,7 @@ impl Group {
         self.lock_here().map_or(0, |core| core.sequence)
     }
 
-    /// What operations under way wait for, in words.
+    /// The waits of operations under way, in words.
     pub(crate) fn waits(&self) -> String {
         self.lock_here()
             .map_or_else(String::new, |core| self.describe_waits(&core))

@@ -4,8 +4,8 @@
 //! that enters while the gate is closed waits without a trace in the word, and the fork has only those to wait for that
 //! were inside when it closed the gate.
 //!
-//! What a thread did inside is done for the fork that waited for it: the thread leaves with release and the fork looks with
-//! acquire. What the fork did while the gate was closed is done for a thread that enters afterwards, in the same way.
+//! The work of a thread inside happens before the end of the fork's wait for it: the thread leaves with release and the fork
+//! looks with acquire. The work of a fork while the gate is closed happens before a later entry of a thread, in the same way.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -48,7 +48,7 @@ impl<W: Word<Value = u32>> Gate<W> {
         }
     }
 
-    /// Closes the gate and waits until no thread is inside, calling `pause` so many times at most. False when one is still.
+    /// Closes the gate and waits until no thread is inside, calling `pause` at most `patience` times. False when one is still.
     pub(super) fn close(&self, patience: u32, mut pause: impl FnMut()) -> bool {
         let mut seen = self.0.fetch_add(FORK, Ordering::Acquire);
         for _ in 0..patience {
@@ -93,7 +93,7 @@ mod model {
 
     struct Process {
         gate: Gate<AtomicU32>,
-        /// What threads make inside and a child looks at, each its own.
+        /// The values that threads make inside and a child looks at, one for each thread.
         made: [UnsafeCell<u32>; 2],
     }
 
@@ -119,7 +119,7 @@ mod model {
             1
         }
 
-        /// What a child would find, where the fork had to wait once at most.
+        /// The values that a child would find; `None` where the fork would have to wait more than once.
         fn fork(&self) -> Option<[u32; 2]> {
             let found = self.gate.close(1, thread::yield_now).then(|| {
                 // SAFETY: loom refuses the access while a thread may be making something.

@@ -19,7 +19,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 use super::{PerProcess, enter};
 use crate::locks::Mutex;
 
-/// What a child has in the place of shared memory.
+/// The replacement of shared memory in a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InChild {
     /// The same bytes, until it writes them: those of this file from here on. The file stays open for as long as the mapping
@@ -94,7 +94,7 @@ fn addresses(place: *mut c_void, length: usize) -> Range<usize> {
 }
 
 impl Mapped {
-    /// These addresses are shared from here on. What was entered of them before is not.
+    /// These addresses are shared from here on. Earlier entries do not cover them any more.
     fn add(&mut self, addresses: Range<usize>, in_child: InChild) {
         self.remove(addresses.clone());
         self.0.push((addresses, in_child));
@@ -134,8 +134,8 @@ fn replace(addresses: &Range<usize>, in_child: InChild) {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     // SAFETY: what is entered is mapped, so this takes the place of a mapping of this library's. No other thread is in this
-    // process. What refers to it finds the same bytes, or belongs to the parent's runtime, which is not used here; nothing
-    // takes the kernel's refusal amiss, after which the mapping is as it was.
+    // process. References to it find the same bytes, or belong to the parent's runtime, which is not used here. A refusal of
+    // the kernel does no harm: the mapping is then as it was.
     let _ = unsafe {
         match in_child {
             InChild::Copy { file, from } => {

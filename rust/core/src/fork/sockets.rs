@@ -1,4 +1,4 @@
-//! The sockets of this process of which a forked child must have nothing.
+//! The sockets of this process that a forked child must not have.
 //!
 //! A socket lives until the last process that has it lets go. A child that is forked from a rank, as a DataLoader's
 //! worker is, has copies of all of its sockets, and would keep the rank's links open and its ports taken for as long as
@@ -34,7 +34,7 @@ const CHUNKS: usize = 2048;
 /// its parent may have been anywhere: so there is no lock.
 static ENTERED: [OnceLock<Box<[AtomicU64; CHUNK]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
 
-/// What takes the place of a socket in a child: a descriptor that can be closed and nothing else.
+/// The replacement of a socket in a child: a descriptor that can be closed and nothing else.
 static BLANK: OnceLock<OwnedFd> = OnceLock::new();
 
 /// From now on forked children have nothing of this socket.
@@ -43,8 +43,7 @@ pub(crate) fn keep_private(socket: impl AsFd) {
     note(socket.as_fd());
 }
 
-/// Makes a socket of which forked children have nothing from the beginning: no fork comes between the making, which
-/// must not block, and the entry.
+/// Makes a socket that forked children never have: no fork comes between `make`, which must not block, and the entry.
 pub(crate) fn make_private<S: AsFd, E>(make: impl FnOnce() -> Result<S, E>) -> Result<S, E> {
     let _inside = enter();
     make().inspect(|socket| note(socket.as_fd()))

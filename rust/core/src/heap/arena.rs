@@ -1,11 +1,11 @@
 //! The heap itself: blocks from segments, which come when they are needed and go when they are empty.
 //!
-//! Freed memory is kept for the next block of its size, with the pages that it has: having the kernel take 64 MiB back
-//! and clear them again costs several times what it takes to reduce them, and training allocates and frees the same
-//! sizes in every step. What bounds the waste is that a segment without a block is given back whole, after it has been
-//! empty for [`RETAINED`], at once while no link shares the heap, and at once when its room is needed for another. A
-//! segment is as large as the largest of what was asked for, [`LEAST`], and all that there is already (to [`MOST`]), so
-//! that a few segments suffice whatever the heap grows to, while a huge block has one of its own that goes with it.
+//! Freed memory is kept for the next block of its size, with the pages that it has: having the kernel take 64 MiB back and
+//! clear them again costs several times what it takes to reduce them, and training allocates and frees the same sizes in every
+//! step. The waste is bounded: a segment without a block is given back whole, after it has been empty for [`RETAINED`], at once
+//! while no link shares the heap, and at once when its room is needed for another. A segment is as large as the largest of what
+//! was asked for, [`LEAST`], and all that there is already (to [`MOST`]), so that a few segments suffice whatever the heap
+//! grows to, while a huge block has one of its own that goes with it.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -50,14 +50,14 @@ pub struct Place {
     pub offset: u64,
 }
 
-/// What a heap holds, in bytes where nothing else is said.
+/// The usage of a heap, in bytes where nothing else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// In blocks.
     pub in_use: usize,
     /// The most that was ever in blocks at one time.
     pub peak: usize,
-    /// In segments, of which only what was touched takes memory.
+    /// In segments; only pages that were touched take memory.
     pub reserved: usize,
     /// To which `reserved` may grow.
     pub limit: usize,
@@ -140,8 +140,8 @@ impl Arena {
         found
     }
 
-    /// Takes `address..address + bytes` away from the peers: what they write there is no longer seen here, and they get
-    /// no word of it. What lies in these pages is not handed out again before it `is_over`.
+    /// Takes `address..address + bytes` away from the peers: their writes there are no longer seen here, and they get no word
+    /// of it. The memory of these pages is not handed out again before it `is_over`.
     pub(super) fn detach(&self, address: usize, bytes: usize, is_over: IsOver) {
         let region = self.region.get().and_then(Option::as_ref);
         // Also where a page of it was taken away before, with what lies beside it.

@@ -1,4 +1,4 @@
-//! Which bytes of which segments are in use, and which were taken away from peers that may still be writing there.
+//! The bytes of segments that are in use, and those that were taken away from peers that may still be writing there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub struct Block {
     pub address: NonNull<u8>,
     /// At least the bytes that were asked for.
     pub bytes: usize,
-    /// So many of them, from the first on, may hold bytes of earlier blocks; the rest is zero.
+    /// The number of bytes, from the first on, that may hold data of earlier blocks; the rest is zero.
     pub used: usize,
 }
 

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 use crate::buffer::Element;
 
-/// What private memory is aligned to, so that both kinds are alike.
+/// The alignment of private memory, so that both kinds are alike.
 const ALIGNMENT: usize = 64;
 
 /// A slice of numbers in the shared heap, freed when it is dropped.
@@ -78,9 +78,9 @@ impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: so many elements were allocated and zeroed, zeros are values of `T`, and the borrow of `self` keeps
-        // others from writing: peers that have the memory mapped write only while an operation shares it, which borrows
-        // `self` exclusively.
+        // SAFETY: `length` elements were allocated and zeroed, zeros are values of `T`, and the borrow of `self` keeps others
+        // from writing: peers that have the memory mapped write only while an operation shares it, which borrows `self`
+        // exclusively.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::config::Config;
 use crate::fork::PerProcess;
 
-/// What the environment allows: the setting, or half of the memory. None when the environment's settings are wrong,
-/// which joining a group will say.
+/// The limit that the environment gives: the setting, or half of the memory. 0 when the environment's settings are wrong, which
+/// joining a group will say.
 pub(super) fn from_environment() -> usize {
     match Config::from_env() {
         Ok(config) => config.heap_bytes.map_or_else(half, |bytes| bytes.0),

@@ -9,9 +9,9 @@
 //! The heap is bounded by the setting `heap_bytes`. When it is full, or the kernel refuses, there is simply no block,
 //! and the caller takes private memory; that is logged once. Memory is committed as it is touched.
 //!
-//! A forked child begins with an empty heap of its own. The blocks that its parent had it finds at their addresses, in memory
-//! of its own: what it writes there it alone sees. What it has not written shows what the parent, or a peer, writes there later
-//! (see `fork::memory` for why); what it frees stays as it is.
+//! A forked child begins with an empty heap of its own. The blocks of its parent are at the same addresses, in memory of the
+//! child's own: only the child sees what it writes there. Pages that it has not written show what the parent, or a peer, writes
+//! there later (see `fork::memory` for why). A block that the child frees stays as it is.
 
 mod arena;
 mod blocks;
@@ -48,16 +48,16 @@ use crate::fork::{Home, PerProcess};
 /// The heap of this process.
 static HEAP: PerProcess<Arena> = PerProcess::new(|| {
     let heap = Arena::new();
-    // What a program has said of its heap goes for that of a forked child, too.
+    // The limit that the program has given its heap holds for a forked child, too.
     if let Some(bytes) = HEAP.inherited().next().and_then(Arena::limit_if_known) {
         heap.set_limit(bytes);
     }
     heap
 });
 
-/// A block of at least `bytes` bytes at a multiple of `align` (a power of two up to 64 MiB; 64 and more is had in any
-/// case, a page for 64 KiB and more). `None` when the heap is full or turned off (`heap_bytes` is 0). What is in the block is unspecified, but initialised; [`Block::used`] says how much of it
-/// is not zero already.
+/// A block of at least `bytes` bytes at a multiple of `align` (a power of two up to 64 MiB; 64 and more is had in any case, a
+/// page for 64 KiB and more). `None` when the heap is full or turned off (`heap_bytes` is 0). The content of the block is
+/// unspecified, but initialised; [`Block::used`] says how much of it is not zero already.
 pub fn allocate(bytes: usize, align: usize) -> Option<Block> {
     HEAP.allocate(bytes, align)
 }
@@ -118,12 +118,12 @@ pub fn retired() -> u64 {
     arena::retired()
 }
 
-/// What the heap holds.
+/// The usage of the heap.
 pub fn statistics() -> Statistics {
     HEAP.statistics()
 }
 
-/// Bounds the heap to `bytes` from here on; 0 turns it off. What it holds already, it keeps.
+/// Bounds the heap to `bytes` from here on; 0 turns it off. It keeps the memory that it has already.
 pub fn set_limit(bytes: usize) {
     HEAP.set_limit(bytes);
 }

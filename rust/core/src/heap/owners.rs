@@ -1,7 +1,7 @@
 //! Which segment lies where in the region: a table with a row for each chunk of addresses, read without a lock.
 //!
-//! A segment is entered by the thread that maps it and struck out by the one that unmaps it, under the heap's lock. Any
-//! thread may ask where an address lies, at any time, and for any address. What is promised:
+//! A segment is entered by the thread that maps it and struck out by the one that unmaps it, under the heap's lock. Any thread
+//! may ask where an address lies, at any time, and for any address. The promises:
 //!
 //! - A thread that has been handed the address of a block in a way that orders memory finds the segment. A thread that
 //!   has it in another way may find nothing, and then takes the memory for memory outside the heap, which is slower but

@@ -2,7 +2,7 @@
 
 /// Bytes of a page of memory here: 4,096 on most systems, 16 or 64 KiB on some with aarch64.
 ///
-/// The C library knows. (rustix reads what the kernel gave to the process, of which valgrind has a copy that leads astray.)
+/// The C library knows. (rustix reads the kernel's values for the process, and the copy of them that valgrind makes is wrong.)
 pub fn page() -> usize {
     // SAFETY: it takes a number and returns one.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

@@ -1,10 +1,9 @@
 //! A peer's heap as this side sees it: its segments, mapped to read what the peer lends, and to write where it shares. One
 //! that its owner has sealed against writing is mapped to be read alone.
 //!
-//! What a peer announces is checked against what the kernel says of the descriptor that came with it: that it is a
-//! memfd of that length, sealed against changing it, and the very file that was meant. An announcement that a member
-//! would not make is an error that ends the link; a segment that cannot be mapped here is not, and the peer's memory is
-//! then read by other means.
+//! An announcement of a peer is checked against what the kernel says of the descriptor that came with it: that it is a memfd of
+//! that length, sealed against changing it, and the very file that was meant. An announcement that a member would not make is
+//! an error that ends the link; a segment that cannot be mapped here is not, and the peer's memory is then read by other means.
 //!
 //! Several links to one process share one mapping of a segment, and its page table.
 
@@ -28,16 +27,16 @@ use crate::rarely::Rarely;
 /// More segments than any heap has: 64 of them hold 64 GiB.
 const MOST_SEGMENTS: usize = 4096;
 
-/// So many times the memory that this process can have are mapped of one peer, which may have more.
+/// The most that is mapped of one peer, in multiples of the memory that this process can have: the peer may have more.
 const MOST_OF_MEMORY: u64 = 4;
 
-/// Bounds the lines about segments, of which peers can announce many.
+/// Bounds the lines about segments: peers can announce many.
 static SAID: Mutex<Option<Rarely>> = Mutex::new(None);
 
 /// The type of the kernel's file system for shared memory (`TMPFS_MAGIC`).
 const SHARED_MEMORY: u64 = 0x0102_1994;
 
-/// What identifies a segment to a peer, besides its descriptor.
+/// The identity of a segment for a peer, besides its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Its number in the heap of its owner.
@@ -109,8 +108,8 @@ impl PeerHeap {
         Ok(mapped)
     }
 
-    /// What a peer makes this process map takes addresses, and costs the peer nothing: a memory file may be far longer than
-    /// what is in it. So it is mapped as far as a heap can fill it.
+    /// Refuses a segment with which more would be mapped of this peer than a heap can fill. A mapping takes addresses here and
+    /// costs the peer nothing: a memory file may be far longer than its content.
     fn check_room(&self, identity: Identity) -> Result<()> {
         let mapped = self.segments.values().flatten();
         let mapped: u64 = mapped.map(|mapping| mapping.length as u64).sum();
@@ -258,7 +257,7 @@ impl Held {
     /// `bytes` of them from `at` on.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     ///
     /// # Safety
     /// As for [`PeerHeap::slice`], and nothing in this process writes them while the slice lives.
@@ -272,7 +271,7 @@ impl Held {
     /// As [`Held::read`], to write.
     ///
     /// # Panics
-    /// If there are not so many, or they [cannot be written](Held::is_writable).
+    /// If there are fewer, or they [cannot be written](Held::is_writable).
     ///
     /// # Safety
     /// The peer shares these bytes and leaves them alone while the slice lives.
@@ -301,8 +300,7 @@ unsafe impl Sync for Mapping {}
 
 type Mappings = Vec<(u64, Weak<Mapping>)>;
 
-/// What is mapped, by inode. A mapping keeps its file, so that the number is not another's as long as the entry is
-/// alive.
+/// The mapped segments, by inode. A mapping keeps its file, so that the number is not another's as long as the entry is alive.
 static MAPPINGS: PerProcess<Mutex<Mappings>> = PerProcess::new(Mutex::default);
 
 impl Mapping {
@@ -346,7 +344,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The address of `bytes` bytes from `offset`, if there are so many.
+    /// The address of `bytes` bytes from `offset`, if the segment has them.
     fn at(&self, offset: u64, bytes: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(offset).ok()?;
         let end = offset.checked_add(bytes)?;

@@ -111,7 +111,7 @@ impl Region {
     }
 
     /// Gives this process pages of its own, with the same contents, for `length` bytes (whole pages) at offset `at`, where
-    /// `file` is mapped from `start` on. What peers write to the file from here on is not seen there any more.
+    /// `file` is mapped from `start` on. Later writes of peers to the file are not seen there any more.
     ///
     /// Other threads may go on using the bytes meanwhile.
     pub(super) fn detach(

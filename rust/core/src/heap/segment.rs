@@ -4,8 +4,8 @@
 //! committed page by page as it is touched.
 //!
 //! Peers may write to it: an all_reduce in one pass stores each sum to the buffers of all ranks. That is a right to a whole
-//! segment, of which a peer that keeps the protocol uses what is shared with it. What peers only read lies elsewhere, in
-//! windows (`window.rs`), which the kernel keeps them from writing.
+//! segment; a peer that keeps the protocol uses only the parts that are shared with it. Memory that peers only read lies
+//! elsewhere, in windows (`window.rs`), which the kernel keeps them from writing.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +20,7 @@ use super::owners::CHUNK;
 use super::places::Places;
 use super::region::Region;
 
-/// What a segment must be sealed against.
+/// The seals that a segment must have.
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);

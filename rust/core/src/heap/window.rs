@@ -160,7 +160,7 @@ impl Window {
     /// One of the words.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there is no such word.
     #[inline]
     pub fn word(&self, index: usize) -> &AtomicU64 {
         // SAFETY: aligned, mapped while `self` lives, and used as an atomic on all sides.
@@ -170,7 +170,7 @@ impl Window {
     /// `bytes` bytes of data from `at` on.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     #[inline]
     pub fn read(&self, at: usize, bytes: usize) -> &[u8] {
         let start = self.layout.data(self.start, at, bytes);
@@ -182,7 +182,7 @@ impl Window {
     /// As [`Window::read`], to write.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     #[inline]
     pub fn write(&mut self, at: usize, bytes: usize) -> &mut [u8] {
         let start = self.layout.data(self.start, at, bytes);
@@ -224,7 +224,7 @@ impl PeerWindow {
     /// One of the words, to be looked at: the mapping may be one that cannot be written.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there is no such word.
     #[inline]
     pub fn word(&self, index: usize) -> u64 {
         // SAFETY: aligned, since mappings begin with pages; mapped while `held` lives; and used as an atomic on all
@@ -239,7 +239,7 @@ impl PeerWindow {
     /// `bytes` bytes of data from `at` on.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     #[inline]
     pub fn read(&self, at: usize, bytes: usize) -> &[u8] {
         let start = self.layout.data(self.held.start(), at, bytes);

@@ -1,4 +1,4 @@
-//! What the fuzz target gives any bytes to: see `crate::fuzzing`.
+//! The fuzz target of one-sided transfers: see `crate::fuzzing`.
 
 use super::remote::RemoteRegion;
 use super::request::{LENGTH, REQUESTS, Request};

@@ -5,10 +5,10 @@
 //! then [reads](Port::read) and [writes](Port::write): in memory that both map where it lies in the shared [heap](crate::heap),
 //! by one copy of the system elsewhere on the same host, over TCP between hosts.
 //!
-//! A connection is a group of two ranks of its own ([`Communicator`]), so all of its transports, its proofs of membership,
-//! its encryption and its way to notice the end of a peer are those of every group. Rank 0 is the target and rank 1 the
-//! initiator. A transfer is a few messages between them ([`request`]); at the target a thread takes part for the
-//! process ([`serve`]), one for each peer that has connected, of which there is a bounded number. A pair in which both sides start transfers is two groups.
+//! A connection is a group of two ranks of its own ([`Communicator`]), so all of its transports, its proofs of membership, its
+//! encryption and its way to notice the end of a peer are those of every group. Rank 0 is the target and rank 1 the initiator.
+//! A transfer is a few messages between them ([`request`]). At the target a thread takes part for the process ([`serve`]): one
+//! for each peer that has connected, up to a bound. A pair in which both sides start transfers is two groups.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -283,7 +283,7 @@ impl Drop for Port {
     fn drop(&mut self) {
         if self.0.is_here() {
             self.0.close();
-            // What is in use keeps its memory by itself.
+            // A region in use keeps its memory by itself.
             let _ = self.0.regions.clear(Duration::ZERO);
         }
     }
@@ -402,7 +402,7 @@ impl Shared {
     }
 
     fn close(&self) {
-        // What ends groups waits, and the threads that it waits for may want the state.
+        // Groups end outside the lock: that waits for threads, which may want the state.
         let (host, peer, served) = {
             let mut state = self.state.lock();
             state.is_closed = true;

@@ -14,7 +14,7 @@ use crate::error::{Code, Error, Result};
 use crate::locks::{Condvar, Mutex};
 use crate::transport::keys::random_bytes;
 
-/// What keeps a region's memory allocated.
+/// The value that keeps a region's memory allocated.
 pub type Owner = Box<dyn Any + Send + Sync>;
 
 /// Memory that is registered with a [`Port`](super::Port). Copies are the same registration.

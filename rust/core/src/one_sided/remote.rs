@@ -43,7 +43,7 @@ impl RemoteRegion {
         bytes
     }
 
-    /// What a peer has given away.
+    /// Reads the region that a peer has given away as `bytes`.
     ///
     /// # Errors
     /// `InvalidArgument` for what is none.

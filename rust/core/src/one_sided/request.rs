@@ -1,4 +1,4 @@
-//! What goes between the two ranks of a pair: requests to the target, answers from it.
+//! The messages between the two ranks of a pair: requests to the target, answers from it.
 //!
 //! A request and its answer are messages of a fixed length, and so is every piece of the data but the last. The tags say
 //! which is which, so requests need not wait for each other:
@@ -27,8 +27,8 @@ pub(super) const LENGTH: usize = 48;
 /// The length of an answer in bytes.
 pub(super) const ANSWER: usize = 8;
 
-/// What travels as one message at most. A target that refuses a write must still take what is under way, so it bounds what
-/// that needs.
+/// The most bytes of data in one message. A target that refuses a write must still take the data that is under way, so this
+/// bounds the memory that it needs.
 pub(super) const PIECE: usize = 64 << 20;
 
 /// The name of a region, drawn at random.
@@ -40,7 +40,7 @@ pub(super) enum Kind {
     Read = 2,
 }
 
-/// What the initiator wants of the target.
+/// A request of the initiator to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) kind: Kind,
@@ -62,7 +62,7 @@ impl Request {
         bytes
     }
 
-    /// What a peer has sent.
+    /// Reads the request that a peer has sent.
     ///
     /// # Errors
     /// `Mismatch` for what no initiator sends.

@@ -1,4 +1,4 @@
-//! The initiator's side: a transfer is a few messages, all of which are started at once.
+//! The initiator's side: a transfer is a few messages, which are all started at once.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -115,7 +115,7 @@ impl Transfer {
         let answer = match posted {
             Ok(answer) => answer,
             Err(error) => {
-                // The target would wait for the rest. What was started ends, and is the last to use the memory.
+                // The target would wait for the rest. The started messages end, and are the last to use the memory.
                 if !messages.is_empty() {
                     shared.peer.comm.abort(&error.message);
                 }
@@ -219,7 +219,7 @@ impl Transfer {
         }
     }
 
-    /// What the target has answered, once the message with it has ended.
+    /// The answer of the target, once the message with it has ended.
     fn answer(&self, works: &Works) -> Result<()> {
         works.answer.result().expect("it has ended")?;
         // SAFETY: the work that writes it has ended.

@@ -212,7 +212,7 @@ impl std::fmt::Debug for State {
 }
 
 impl Shared {
-    /// What a helper does all its life.
+    /// The loop of a helper: it takes each offer once, until the workers close.
     fn help(&self) {
         let mut taken = 0;
         let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! What is parsed before, or in order that, a peer is trusted.
+//! Fuzz targets for the data that is parsed before a peer is trusted, or in order to trust it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,8 @@ use crate::error::Code;
 
 const VERSION: &str = "1";
 
-/// What a client sends to the store's server, once its frames have been opened: what is a request writes the same bytes.
+/// A client's message to the store's server, once its frames have been opened: a request is the same when it is written and
+/// read again.
 pub fn store_request(bytes: &[u8]) {
     if let Ok(Some(request)) = Request::read(bytes) {
         let written = request.write();
@@ -25,14 +26,14 @@ pub fn store_request(bytes: &[u8]) {
     }
 }
 
-/// What the store's server answers to a client, once its frames have been opened.
+/// An answer of the store's server to a client, once its frames have been opened.
 pub fn store_reply(bytes: &[u8]) {
     if let Ok(Some((_, value))) = read_reply(bytes) {
         assert!(value.len() < bytes.len());
     }
 }
 
-/// What comes to the store's server, to its client, and to a connection between both: none of them may accept it.
+/// Bytes for the store's server, for its client, and for a connection between both: none of them may accept them.
 pub fn store_hello(bytes: &[u8]) {
     static KEY: LazyLock<StoreKey> = LazyLock::new(|| StoreKey::new("job", None));
     static OTHER: LazyLock<StoreKey> = LazyLock::new(|| StoreKey::new("other", None));
@@ -104,9 +105,9 @@ pub fn unique_id(bytes: &[u8]) {
     }
 }
 
-/// What a store's file holds: refused, or a store that takes a value, and gives it back to the next one that opens it. The first
-/// byte says how the others become a file: as they are; behind a header that names a process; as whole records of a key
-/// and a value, the last of them torn; or behind a record's head whose check is right.
+/// The content of a store's file: it is refused, or the store takes a value, and gives it back to the next one that opens it.
+/// The first byte says how the others become a file: as they are; behind a header that names a process; as whole records of a
+/// key and a value, the last of them torn; or behind a record's head whose check is right.
 pub fn store_file(bytes: &[u8]) {
     static PATH: LazyLock<Mutex<PathBuf>> = LazyLock::new(|| {
         let name = format!("unisono-fuzz-{}", std::process::id());

@@ -1,4 +1,4 @@
-//! What a rank says about itself when it joins a group, and where that comes from.
+//! The data by which a rank introduces itself when it joins a group, and where that data comes from.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::transport::keys::{KeyPair, random_bytes};
 use crate::types::Rank;
 use crate::users;
 
-/// What a rank says about itself to join a group.
+/// The data by which a rank introduces itself to join a group.
 #[derive(Clone)]
 pub struct Introduction {
     /// This rank.
     pub rank: Rank,
     /// How many ranks the group has.
     pub world: usize,
-    /// What counts as one host: ranks with the same label try to share memory.
+    /// The label of its host: ranks with the same label try to share memory.
     pub host: String,
     /// The host's name, for messages.
     pub hostname: String,
@@ -35,9 +35,9 @@ pub struct Introduction {
     pub settings: Vec<(String, String)>,
     /// The version of unisono.
     pub version: String,
-    /// What it proves itself with to the other members.
+    /// The key pair by which it proves itself to the other members.
     pub key: Arc<KeyPair>,
-    /// What only the ranks of the job know, if there is such.
+    /// The secret that only the ranks of the job know, if there is one.
     pub secret: Option<Secret>,
     /// Whether what goes over TCP is encrypted.
     pub encrypts: bool,

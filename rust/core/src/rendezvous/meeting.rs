@@ -73,8 +73,8 @@ impl Meeting {
         }
     }
 
-    /// This rank has joined and needs the store no longer. What is returned must be kept as long as this process may
-    /// serve others: while the communicator is open. The server ends by itself when all have joined.
+    /// This rank has joined and needs the store no longer. Keep the returned value as long as this process may serve others:
+    /// while the communicator is open. The server ends by itself when all have joined.
     #[must_use]
     pub fn joined(self) -> Option<Self> {
         match &self.place {

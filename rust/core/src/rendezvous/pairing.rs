@@ -4,9 +4,8 @@
 //! guests have. With these a guest begins a conversation ([`Conversation`]), whose handshake proves to each side that the
 //! other holds its key; so no guest can pose as the host, and nothing that one guest says reaches another.
 //!
-//! The two then form a group of their own, with new keys. What the ranks of a group say to each other through a store
-//! they say in the conversation: each side keeps what either has set, and tells the other. So the host keeps nothing of
-//! a guest once that has joined or gone.
+//! The two then form a group of their own, with new keys. The conversation is the store of that group: each side keeps the
+//! values that either has set, and tells the other its own. So the host keeps nothing of a guest once that has joined or gone.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -39,16 +38,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two attempts of a guest.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What one side may say: far more than two ranks that form a group do.
+/// The most messages of one side: far more than two ranks that form a group send.
 const MOST_MESSAGES: usize = 64;
 
 const MAGIC: &[u8; 8] = b"uniport\x02";
 const CHECK: usize = 8;
 
-/// What a host says of itself.
+/// The name that a host chooses for itself.
 pub(crate) type Card = [u8; 16];
 
-/// What a guest needs. It holds a secret: a process that has it can come, and no more.
+/// The data that a guest needs. It holds a secret: a process that has it can come, and no more.
 ///
 /// It travels as
 ///
@@ -77,7 +76,7 @@ impl Invitation {
         bytes
     }
 
-    /// What was given away as `bytes`.
+    /// Reads an invitation that was given away as `bytes`.
     ///
     /// # Errors
     /// `InvalidArgument` when they are none.
@@ -126,7 +125,7 @@ impl Invitation {
         GroupKey::new(Arc::clone(own), (members, b""), [0; 32], true)
     }
 
-    /// What only those know that were invited.
+    /// The secret that only the host and its guests know.
     fn secret(&self) -> Secret {
         Secret::from_bytes(&self.guest.to_bytes())
     }
@@ -175,7 +174,7 @@ impl<F: Fn(Pair) + Send + Sync> Gate for Door<F> {
 }
 
 impl Host {
-    /// Lets guests come, each of which is given to `receive`, which must not block.
+    /// Lets guests come, and gives each of them to `receive`, which must not block.
     ///
     /// # Errors
     /// `InvalidArgument` for an interface that is not there, `System` when no port can be had.
@@ -209,7 +208,7 @@ impl Host {
         })
     }
 
-    /// What a guest needs. It holds a secret.
+    /// The invitation for guests. It holds a secret.
     pub(crate) fn invitation(&self) -> &Invitation {
         &self.invitation
     }

@@ -1,4 +1,4 @@
-//! What only the ranks of one job know, and the keys that come from it.
+//! The secret that only the ranks of one job know, and the keys that come from it.
 //!
 //! A secret is 32 bytes that are never sent, stored or shown: every use takes a key of its own, derived under a label,
 //! so that no use tells anything of another. A user gives one in a file, `unisono launch` makes one for its ranks, a
@@ -22,11 +22,11 @@ const SHORTEST: usize = 16;
 const LONGEST: u64 = 64 << 10;
 /// The permissions of the group and of others.
 const NOT_THE_OWNER_S: u32 = 0o077;
-/// What root's files may not allow that another user's process reads: root lets a group read a file on purpose, as Kubernetes
-/// does for a secret of a pod.
+/// The permissions that a file of root's may not have where another user's process reads it: root lets a group read a file on
+/// purpose, as Kubernetes does for a secret of a pod.
 const NOT_A_READER_S: u32 = 0o037;
 
-/// What only the ranks of one job know.
+/// A secret that only the ranks of one job know.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 

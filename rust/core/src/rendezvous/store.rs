@@ -42,12 +42,12 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// What only the processes that could open this store know, if it was opened with a secret.
+    /// The secret that only the processes that could open this store know, if it was opened with one.
     fn secret(&self) -> Option<Secret> {
         None
     }
 
-    /// Whether processes come to it that were launched apart from this one, of which its launcher knows nothing.
+    /// Whether processes come to it that were launched apart from this one, unknown to this one's launcher.
     fn is_for_strangers(&self) -> bool {
         false
     }
@@ -57,14 +57,14 @@ pub trait Store: Send + Sync {
         true
     }
 
-    /// What outlives a job that was killed, in words, such as `store file /tmp/meeting`: the next job may find there what the
-    /// ranks of the last one said.
+    /// The part of the store that outlives a killed job, in words, such as `store file /tmp/meeting`: the next job may find
+    /// there the entries of the last one's ranks.
     fn relic(&self) -> Option<String> {
         None
     }
 }
 
-/// What points to a store is one.
+/// A pointer to a store is a store.
 macro_rules! forward {
     ($($pointer:ty),*) => {
         $(impl<S: Store + ?Sized> Store for $pointer {
@@ -193,7 +193,7 @@ pub(super) fn not_set(key: &str, timeout: Duration) -> Error {
     )
 }
 
-/// What every store must do; the tests of each store call it.
+/// The rules for every store, as tests; the tests of each store call them.
 #[cfg(test)]
 pub(super) mod suite {
     use std::thread;

@@ -5,17 +5,17 @@ use std::os::fd::BorrowedFd;
 use super::MESSAGE_HEADER;
 use crate::error::Code;
 
-/// What the peer last said, or did, on the control channel.
+/// The state of the peer, as the control channel last showed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerState {
     /// Nothing: the peer is there.
     Present,
-    /// It closed its communicator in good order. What it had sent before can still be received.
+    /// It closed its communicator in good order. Bytes that it sent before can still be received.
     Left,
     /// It aborted its group and says why.
     Aborted(Notice),
-    /// Its end of the control channel closed without a farewell: the process ended, or the host is gone. What it
-    /// had sent before can still be received. The string says what was seen (`connection reset`).
+    /// Its end of the control channel closed without a farewell: the process ended, or the host is gone. Bytes that it sent
+    /// before can still be received. The string says what was seen (`connection reset`).
     Lost(String),
     /// It sent what no member sends, on the control channel, and is not listened to any more. The string says what.
     Broken(String),
@@ -34,16 +34,16 @@ pub struct Notice {
     pub message: String,
 }
 
-/// What a rank is in, as it tells a peer that it waits for; the link does not interpret it.
+/// The place of a rank in its operation, told to a peer that it waits for; the link does not interpret it.
 pub type Position = [u8; POSITION_BYTES];
 
 /// Bytes of a [`Position`]: a message's header and two lengths.
 pub const POSITION_BYTES: usize = MESSAGE_HEADER + 16;
 
-/// What a link tells and hears beside its stream: positions, questions, an abort, the farewell, and that the peer's process has
-/// ended. Every method returns at once.
+/// The exchange of a link beside its stream: positions, questions, an abort, the farewell, and notice of the end of the peer's
+/// process. Every method returns at once.
 pub trait ControlChannel {
-    /// The peer is lost when its host has not answered for this many seconds; where the peer is on another host. What is
+    /// The peer is lost when its host has not answered for this many seconds; where the peer is on another host. A peer that is
     /// only slow, or stopped, is not lost.
     fn lose_silent_host_after(&mut self, _seconds: Option<u32>) {}
 
@@ -64,23 +64,23 @@ pub trait ControlChannel {
         false
     }
 
-    /// After [`ControlChannel::send_farewell`]: whether the peer, or its system, has all that was sent. What still comes is
-    /// discarded. Where a link is dropped before, and more comes, what has not arrived may be lost.
+    /// After [`ControlChannel::send_farewell`]: whether the peer, or its system, has all that was sent. Bytes that still come
+    /// are discarded. Where a link is dropped before, and more bytes come, sent bytes that have not arrived may be lost.
     fn is_delivered(&mut self) -> bool {
         true
     }
 
-    /// Tells the peer on the control channel what this side is in.
+    /// Tells the peer this side's position on the control channel.
     fn send_position(&mut self, position: &Position);
 
-    /// What the peer last said it is in, once; [`ControlChannel::peer_state`] reads it in.
+    /// The last position that the peer sent, once; [`ControlChannel::peer_state`] reads it in.
     fn take_position(&mut self) -> Option<Position>;
 
     /// Asks the peer's process for a sign of life, unless it owes one. [`ControlChannel::peer_state`] reads the answer in.
     fn ask(&mut self) {}
 
-    /// The descriptor on which the peer's questions come, where a thread must call [`ControlChannel::peer_state`] to answer them
-    /// also while this side does nothing with the link.
+    /// The descriptor on which the peer's questions come, where a thread must call [`ControlChannel::peer_state`] to answer
+    /// them also while this side does nothing with the link.
     fn questions(&self) -> Option<BorrowedFd<'_>> {
         None
     }

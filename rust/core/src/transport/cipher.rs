@@ -1,10 +1,10 @@
 //! Encryption of a connection under the keys that its handshake made.
 //!
-//! The stream is cut into records: two bytes of length (little-endian), then a Noise transport message, which is the
-//! encrypted bytes and a tag of 16 bytes. Each direction has its own key and counts its records; the count is the nonce. A
-//! record that was changed, left out, repeated or moved does not open, and nothing behind it is read. An end of the
-//! stream proves nothing by itself: what says that a peer has left in good order is the farewell on the control channel,
-//! which is sealed in the same way.
+//! The stream is cut into records: two bytes of length (little-endian), then a Noise transport message, which is the encrypted
+//! bytes and a tag of 16 bytes. Each direction has its own key and counts its records; the count is the nonce. A record that
+//! was changed, left out, repeated or moved does not open, and nothing behind it is read. An end of the stream proves nothing
+//! by itself: only the farewell on the control channel, which is sealed in the same way, says that a peer has left in good
+//! order.
 //!
 //! A direction takes a new key every 2^20 records, long before the bounds that AES-GCM has for one key.
 
@@ -19,9 +19,9 @@ use snow::TransportState;
 pub(super) const RECORD: usize = 32 << 10;
 /// The authentication tag of a record.
 const TAG: usize = 16;
-/// What one look at the socket may bring.
+/// The most bytes that one look at the socket may bring.
 const BUFFER: usize = 256 << 10;
-/// After so many records a direction takes a new key.
+/// After this number of records a direction takes a new key.
 const REKEY: u64 = 1 << 20;
 
 /// Seals and opens records.
@@ -83,7 +83,7 @@ impl Cipher {
 pub(super) enum Failure {
     /// The socket says so; `AGAIN`: not now.
     Socket(Errno),
-    /// What arrived is not what the peer sent.
+    /// The bytes that arrived are not those that the peer sent.
     Forged,
 }
 
@@ -99,9 +99,9 @@ pub(super) struct Sealed {
     /// The record that the socket has not taken completely.
     outgoing: Vec<u8>,
     sent: usize,
-    /// So many of the caller's next bytes are in that record: they count as sent when all of it is.
+    /// The number of the caller's next bytes that are in that record: they count as sent when all of it is.
     owed: usize,
-    /// What arrived and has not been opened.
+    /// Bytes that arrived and have not been opened.
     incoming: Vec<u8>,
     start: usize,
     end: usize,
@@ -145,8 +145,8 @@ impl Sealed {
         self.owed > 0
     }
 
-    /// Sends as much of `bytes` as the socket takes. Says how many of them went; `AGAIN`: none. What did not go must be
-    /// what the next call begins with.
+    /// Sends as much of `bytes` as the socket takes. Says how many of them went; `AGAIN`: none. The next call must begin with
+    /// the bytes that did not go.
     pub(super) fn send(&mut self, socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
         let mut done = 0;
         loop {
@@ -319,7 +319,7 @@ mod tests {
         }
     }
 
-    /// What an attacker on the path can do to records: none of it goes unnoticed.
+    /// Changes that an attacker on the path can make to records: none of them goes unnoticed.
     #[test]
     fn changed_repeated_omitted_and_swapped_records_do_not_open() {
         type Attack = fn([Vec<u8>; 2]) -> Vec<Vec<u8>>;

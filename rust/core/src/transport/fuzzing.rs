@@ -1,4 +1,4 @@
-//! What comes instead of a handshake, and after it.
+//! Bytes that come instead of a handshake, and after it.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -66,8 +66,8 @@ pub fn handshake(bytes: &[u8]) {
     assert!(cipher.open(record, &mut opened).is_err());
 }
 
-/// What a member asks for, in a hello that it has made with its key or over a socket by which it is known: refused, or
-/// understood as what says the same.
+/// A member's request, in a hello that it has made with its key or over a socket by which it is known. It is refused, or
+/// understood so that writing it again gives the same bytes.
 pub fn request(bytes: &[u8]) {
     if let Some(message) = bytes.first_chunk()
         && let Some(understood) = Message::read(message)
@@ -113,7 +113,7 @@ pub fn sealed(bytes: &[u8]) {
     let (near, far) = UnixStream::pair().expect("descriptors");
     let (mut cipher, opener) = ciphers();
     let mut receiver = Sealed::new(opener);
-    // What was sealed: the stream as it should be, and after how many of its bytes there are how many of the content.
+    // The sealed data: the stream as it should be, the contents, and the lengths of both after each record.
     let (mut right, mut contents, mut ends) = (Vec::new(), Vec::new(), vec![(0, 0)]);
     let (mut wire, mut received) = (Vec::new(), Vec::new());
     let (mut last, mut rest) = (Vec::new(), bytes);
@@ -162,7 +162,7 @@ pub fn sealed(bytes: &[u8]) {
     }
 }
 
-/// What happens to records, for [`sealed`].
+/// One stream for each change to a record, for [`sealed`].
 #[cfg(test)]
 pub(crate) fn records() -> Vec<(String, Vec<u8>)> {
     let right = [6 * 9, 5, 1, 2, 3, 4, 5, 0, 0, 6 * 40, 3, 7, 8, 9];

@@ -1,9 +1,9 @@
-//! The keys of a group: what a connection proves membership with.
+//! The keys of a group, by which a connection proves membership.
 //!
 //! Every process makes a key pair (X25519) and publishes the public half with its entry in the store, in each group that it
-//! joins. The table of all public keys is what makes a group: its id is the hash of them and of what the ranks drew for this
-//! meeting, and a process is rank `r` if it holds the private key that belongs to entry `r`. So what lies in the store proves nothing. Where the ranks share a secret, it
-//! is mixed into every handshake as well, and a process needs both.
+//! joins. The table of all public keys makes a group: its id is the hash of them and of what the ranks drew for this meeting,
+//! and a process is rank `r` if it holds the private key that belongs to entry `r`. So the contents of the store prove nothing.
+//! Where the ranks share a secret, it is mixed into every handshake as well, and a process needs both.
 
 use std::fmt;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ impl fmt::Debug for KeyPair {
     }
 }
 
-/// What a rank needs to prove itself to the other members of its group, and to judge their proofs.
+/// The key by which a rank proves itself to the other members of its group, and judges their proofs.
 #[derive(Clone)]
 pub struct GroupKey {
     id: [u8; 16],
@@ -172,7 +172,7 @@ impl GroupKey {
         self.encrypts
     }
 
-    /// What this process and the rank `peer` prove to each other; `None` when there is no such rank.
+    /// The [`Pair`] of this process and the rank `peer`; `None` when there is no such rank.
     pub(crate) fn pair(&self, peer: u32) -> Option<Pair> {
         Some(Pair {
             own: self.own.public(),
@@ -182,7 +182,7 @@ impl GroupKey {
         })
     }
 
-    /// What the rank `peer` proves itself with; `None` when there is no such rank.
+    /// The public key by which the rank `peer` proves itself; `None` when there is no such rank.
     pub(crate) fn member(&self, peer: u32) -> Option<&PublicKey> {
         self.members.get(peer as usize)
     }
@@ -202,7 +202,7 @@ impl fmt::Debug for GroupKey {
     }
 }
 
-/// What two processes prove to each other by a handshake, whichever their group is.
+/// The keys, the secret and the encryption that two processes prove to each other by a handshake, whichever their group is.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Pair {
     own: PublicKey,

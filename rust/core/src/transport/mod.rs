@@ -1,9 +1,9 @@
 //! Links: one ordered, reliable, two-way byte stream between two ranks of a group, and what carries it.
 //!
-//! A link never blocks and never interprets the bytes it carries. Beside the stream it has a *control channel* that is
-//! never behind data ([`ControlChannel`]): it carries the peer's farewell, abort notice and position, and ends when the
-//! peer's process ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`].
-//! What only a peer on the same host can do, read and write memory where it lies, is a trait beside it, [`Neighbour`].
+//! A link never blocks and never interprets the bytes it carries. Beside the stream it has a *control channel* that is never
+//! behind data ([`ControlChannel`]): it carries the peer's farewell, abort notice and position, and ends when the peer's
+//! process ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`]. Only peers
+//! on the same host can read and write memory where it lies; the trait for that is [`Neighbour`].
 //!
 //! [`cuda`] is no link: it is what operations on device memory are made of, between ranks whose links tell of each
 //! other's end.
@@ -39,7 +39,7 @@ pub use self::terms::{Lending, Loan, Terms, Ticket};
 use crate::error::Result;
 use crate::reduce::Workers;
 
-/// What a sleeper wants to be woken for.
+/// The events that a sleeper wants to be woken for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
     /// Bytes to receive.
@@ -60,8 +60,8 @@ pub const MESSAGE_HEADER: usize = 40;
 /// connection is not an error of these calls but shows in [`ControlChannel::peer_state`], after the bytes that arrived
 /// before it have been delivered. An `Err` means that the peer broke the link's own rules (corrupt ring indices).
 pub trait Link: ControlChannel + Send {
-    /// Takes as many bytes of `bytes` as fit, and makes them visible to the peer. What it did not take must be what the next
-    /// call that sends begins with: some of it may be on its way.
+    /// Takes as many bytes of `bytes` as fit, and makes them visible to the peer. The next call that sends must begin with the
+    /// bytes that it did not take: some of them may be on their way.
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize>;
 
     /// Sends the rest of a header, at least one byte, and then the payload, as far as that goes now: by one system call
@@ -138,14 +138,14 @@ pub trait Link: ControlChannel + Send {
         Ok(None)
     }
 
-    /// What the peer can do besides, if it is on this host.
+    /// The peer as a [`Neighbour`], if it is on this host.
     fn neighbour(&mut self) -> Option<&mut dyn Neighbour> {
         None
     }
 
-    /// Announces that this side is about to sleep on [`Link::fds`] until one of `interest` can be served. Returns
-    /// true when that is already so (then do not sleep). A part of an element that [`Link::try_fold`] has left, and nothing more,
-    /// is no reason to stay awake. Must be followed by [`Link::disarm`].
+    /// Announces that this side is about to sleep on [`Link::fds`] until one of `interest` can be served. Returns true when
+    /// that is already so (then do not sleep). A part of an element that [`Link::try_fold`] has left, and nothing more, is no
+    /// reason to stay awake. Must be followed by [`Link::disarm`].
     fn arm(&mut self, interest: Interest) -> bool;
 
     /// Withdraws the announcement of [`Link::arm`] and consumes what woke the sleeper.

@@ -1,9 +1,10 @@
-//! What two ranks of one host can do besides a [`Link`](super::Link)'s stream: read memory where it lies, and share it.
+//! The operations that two ranks of one host have besides a [`Link`](super::Link)'s stream: to read memory where it lies, and
+//! to share it.
 //!
-//! A message is *lent*: what goes through the stream is its header and the place of its payload, which the peer then
-//! reads with [`try_recv`](super::Link::try_recv) or [`try_fold`](super::Link::try_fold) as if it had been streamed (a
-//! rendezvous by get, in the terms of MPI). The lender keeps a [`Ticket`] and asks what has become of it. Memory that is
-//! *shared* the peer may also write to, until it gives it back.
+//! A message is *lent*: its header and the place of its payload go through the stream, and the peer then reads the payload with
+//! [`try_recv`](super::Link::try_recv) or [`try_fold`](super::Link::try_fold) as if it had been streamed (a rendezvous by get,
+//! in the terms of MPI). The lender keeps a [`Ticket`] and asks what has become of it. Memory that is *shared* the peer may
+//! also write to, until it gives it back.
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use crate::heap::Window;
 /// Memory that a peer may read and write.
 #[derive(Clone, Copy, Debug)]
 pub enum Shareable<'a> {
-    /// So many bytes from an address on.
+    /// An address and a number of bytes from there on.
     Span((usize, usize)),
     /// A window of this process. The peer may keep it mapped when it has given it back.
     Window(&'a Window),
@@ -46,11 +47,11 @@ pub trait Neighbour {
         terms: Terms,
     ) -> Result<Lending>;
 
-    /// What has become of a lent or shared message.
+    /// The state of a lent or shared message.
     fn loan(&mut self, ticket: Ticket) -> Result<Loan>;
 
-    /// Gives back the message that was [offered](Terms::Offer) or shared and of which
-    /// [`try_take`](super::Link::try_take) has just delivered the header, unread.
+    /// Gives back, unread, the message whose header [`try_take`](super::Link::try_take) has just delivered. It was
+    /// [offered](Terms::Offer) or shared.
     fn decline(&mut self);
 
     /// Whether this memory can be shared with the peer; `None` until the peer has said whether it reaches it, which wakes
@@ -62,16 +63,16 @@ pub trait Neighbour {
     /// memory is used for anything else.
     fn try_share(&mut self, header: &[u8; MESSAGE_HEADER], what: Shareable<'_>) -> Result<Lending>;
 
-    /// The memory that the message shares of which [`try_take`](super::Link::try_take) has just delivered the header, if
-    /// it does. To be [given back](Neighbour::give_back), or declined before it has been used.
+    /// The memory that a message shares, if it does; [`try_take`](super::Link::try_take) has just delivered its header. To be
+    /// [given back](Neighbour::give_back), or declined before it has been used.
     fn shared(&mut self) -> Result<Option<Shared>>;
 
     /// Gives back what the peer shares.
     fn give_back(&mut self);
 
-    /// After [`send_abort`](super::ControlChannel::send_abort): returns when the peer is not in the middle of writing to what is
-    /// shared with it. It will not begin again. Where the peer has stopped in the middle that is waited for `until` then,
-    /// and the heap takes the memory away from it.
+    /// After [`send_abort`](super::ControlChannel::send_abort): returns when the peer is not in the middle of writing to memory
+    /// that is shared with it. It will not begin again. Where the peer has stopped in the middle, this waits `until` then, and
+    /// the heap takes the memory away from it.
     fn await_writer(&mut self, until: Instant);
 
     /// Wakes the peer, if it sleeps: a change in a window wakes no rank by itself.

@@ -10,7 +10,7 @@ pub struct Ticket {
     pub proven: bool,
 }
 
-/// What became of an attempt to lend.
+/// The outcome of an attempt to lend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lending {
     /// The peer may read the payload where it lies.
@@ -21,7 +21,7 @@ pub enum Lending {
     Unfit,
 }
 
-/// What has become of a message that was lent.
+/// The state of a message that was lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loan {
     /// The peer has not finished reading it.

@@ -1,4 +1,4 @@
-//! What the collectives promise: the buffers before the first step, and after the last.
+//! The contract of the collectives: the buffers before the first step, and after the last.
 
 use super::super::{Counts, Shape};
 use super::expression::{Expressions, Id, UNINITIALISED};
@@ -84,13 +84,13 @@ pub(crate) fn initial<const WORDS: usize>(
     }
 }
 
-/// What an output element must be at the end.
+/// The value that an output element must have at the end.
 pub(crate) enum Want {
     Exactly(Id),
     SumOf(usize),
 }
 
-/// What the output of a rank must be at the end.
+/// The values that the output of a rank must have at the end.
 pub(crate) fn expected<const WORDS: usize>(
     shapes: &[Shape],
     rank: Rank,

@@ -17,7 +17,7 @@ pub(super) struct Placed {
     published: [Vec<(Rank, Begin)>; HALVES],
     /// By half, where they leave results.
     results: [Option<Begin>; HALVES],
-    /// What it has awaited last are contributions.
+    /// The semaphores that it has awaited last are contributions.
     reads: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What steps do to memory, and whether the result is right.
+//! The effect of steps on memory, and whether the result is right.
 
 use super::Operation;
 use super::contract::{Want, expected};
@@ -16,7 +16,7 @@ impl<const WORDS: usize> Run<'_, WORDS> {
             Step::Copy { src, dst } => {
                 let shape = self.shape(rank);
                 if shape.world == 1 && reduces(shape) && self.plan(rank).order == Order::InOrder {
-                    // What is premultiplied on the way, in its place too, is all there is to its reduction.
+                    // A copy that premultiplies on the way, in its place too, is the whole reduction.
                     same_length(src.len, dst.len)?;
                     let values = self.read(rank, src)?;
                     let values = self.finished(rank, values)?;
@@ -93,7 +93,7 @@ impl<const WORDS: usize> Run<'_, WORDS> {
         }
     }
 
-    /// What a step moves from one span to another.
+    /// The values that a step moves from one span to another.
     fn moved(&mut self, rank: Rank, src: Span, dst: Span) -> Result<Vec<Id>, String> {
         same_length(src.len, dst.len)?;
         if src.overlaps(&dst) {

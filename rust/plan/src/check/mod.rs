@@ -5,18 +5,18 @@
 //! a finished sum. Expressions are made once and known by number, so that two ranks hold the same expression exactly when
 //! the numbers are equal: same contributions, same order, hence the same bits.
 //!
-//! What is proved, for the given window of steps:
+//! The proof, for the given window of steps:
 //! - every output element is right, every contribution is in it exactly once, every sum was finished exactly
 //!   once and all ranks have the same expression; nothing else was written;
 //! - nothing is read before it is written; spans lie inside their buffers; the input is never written;
 //! - partial sums are never rounded when [`Shape::widen`] is set;
 //! - messages pair in order, length and wire type, and none is left over;
 //! - the plans complete over links that hold nothing: a transfer happens only when both its steps are active;
-//! - in memory that ranks share, windows, outputs that they lend and buffers that are read in place, no rank writes what another may be using or has not
-//!   read yet, or reads what may not have been written in this operation; no semaphore is set twice, and the end leaves
-//!   all as at the beginning (`order` says how).
+//! - in memory that ranks share, windows, outputs that they lend and buffers that are read in place, no rank writes what
+//!   another may be using or has not read yet, or reads what may not have been written in this operation; no semaphore is set
+//!   twice, and the end leaves all as at the beginning (`order` says how).
 //!
-//! What happens first is up to a [`Schedule`]. Completing one step never disables another and messages pair by their
+//! The order of events is up to a [`Schedule`]. Completing one step never disables another and messages pair by their
 //! position on a link, so if the plans complete in one order they complete in all; several orders are run all the same,
 //! because that argument is about [`Step::must_follow`], which is under test too. For the same reason a plan that
 //! completes within a window completes in any larger one and over links that do hold something.
@@ -36,11 +36,11 @@ use self::run::Run;
 use super::signals::{MOST_RANKS, Peers};
 use super::{Buffer, Order, Plan, Shape, Sources, Step};
 
-/// The largest world that [`verify`] takes: the ranks that contribute to a sum are bits of so many words.
+/// The largest world that [`verify`] takes: the ranks that contribute to a sum are bits of a limited number of words.
 pub const MAX_WORLD: usize = 128 * MOST_WORDS;
 const MOST_WORDS: usize = 32;
 
-/// What a verified set of plans moves, per rank.
+/// The traffic of a verified set of plans, per rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Messages sent.
@@ -69,9 +69,9 @@ pub struct Operation<'a> {
 /// In which order transfers and local steps that can happen do happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// What could happen first.
+    /// The one that became possible first.
     Oldest,
-    /// What can happen since last.
+    /// The one that became possible last.
     Newest,
     /// Any, by a generator with this seed.
     Random(u64),
@@ -99,7 +99,7 @@ pub fn verify(plans: &[Plan], shapes: &[Shape], window: usize) -> Result<Report,
     verify_row(&[operation], window, 0)
 }
 
-/// As [`verify`], for operations one after the other in windows of `half` elements per half. What is reported is of all
+/// As [`verify`], for operations one after the other in windows of `half` elements per half. The report is of all
 /// of them together.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! What happened before what, between ranks that share memory: vector clocks, and the semaphores that carry them.
+//! The order of events between ranks that share memory: vector clocks, and the semaphores that carry them.
 //!
 //! A rank waits for nothing but messages and semaphores with one setter and one taker, so the result does not depend on
 //! which ranks are fast: one run stands for all, as long as no two accesses to one element are without an order. A clock
@@ -80,7 +80,7 @@ pub(super) struct Semaphores<const WORDS: usize> {
     states: Vec<State<WORDS>>,
 }
 
-/// Of which half, and which one.
+/// The half, and the kind of semaphore.
 pub(super) type Which = (usize, Semaphore);
 
 impl<const WORDS: usize> Semaphores<WORDS> {

@@ -1,4 +1,4 @@
-//! What the formulas add up, and where.
+//! The bill that the formulas add up, and where the ranks are.
 
 use super::costs::Costs;
 use crate::links::LENT_FROM;
@@ -9,18 +9,18 @@ use crate::topology::{self, Topology};
 /// as long as the best (`benchmarks/algorithms.py`).
 const FREE_COPY: f64 = 560.0;
 
-/// Payloads from this length on are read out of the sender's memory. Those that lie in the heap are from a shorter one on, but an
-/// algorithm is chosen for memory of any kind.
+/// Payloads from this length on are read out of the sender's memory. Those that lie in the heap are from a shorter one on, but
+/// an algorithm is chosen for memory of any kind.
 const LENT: f64 = LENT_FROM as f64;
 
-/// What reading memory that no peer has mapped takes more than reading the heap, in copies of the same bytes.
+/// The extra time of reading memory that no peer has mapped, beyond that of the heap, in copies of the same bytes.
 pub(crate) struct Private {
     /// The buffers of all ranks together are larger than the last cache: each reader fetches them from memory.
     pub(crate) is_cold: bool,
 }
 
 impl Private {
-    /// The kernel looks up each page. What is folded is first copied, block by block, to where the sum can read it.
+    /// The kernel looks up each page. Bytes to fold are first copied, block by block, to where the sum can read them.
     fn surcharge(&self, taken: Taken) -> f64 {
         let read = match taken {
             Taken::Copied => 0.15,
@@ -33,8 +33,8 @@ impl Private {
     }
 }
 
-/// Peers that a rank is counted to exchange messages with at once, as fitted to what was measured. The window of the executor has
-/// room for 32, which changes some choices among 16 and more ranks with a core each: none of those has been measured.
+/// Peers that a rank is counted to exchange messages with at once, as fitted to what was measured. The window of the executor
+/// has room for 32, which changes some choices among 16 and more ranks with a core each: none of those has been measured.
 const PEERS_IN_HAND: usize = 8;
 
 /// How the ranks of a world lie on its hosts, in numbers.
@@ -183,7 +183,7 @@ fn count(numbers: &[usize], counts: impl Fn(usize, usize) -> bool) -> (Vec<usize
     (ranks, leaves)
 }
 
-/// What taking in a message takes, beside the message itself.
+/// The work of taking in a message, beside the message itself.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Taken {
     Copied,
@@ -212,10 +212,10 @@ pub(crate) struct Bill<'a> {
     between_nodes: f64,
 }
 
-/// By how much longer bytes take where the streams of several hosts compete for the link of one: some come late, and other links
-/// are idle meanwhile. (Four hosts at 1 Gbit/s, 16 MiB: an all_gather takes 1.4 times as long directly as by the ring, a reduce_scatter 1.2
-/// times directly and 1.6 times by halving: `network.py --hosts 1,1,1,1 --collectives all_gather,reduce_scatter --sizes 16M --algorithms
-/// ring,direct,halving`.)
+/// By how much longer bytes take where the streams of several hosts compete for the link of one: some come late, and other
+/// links are idle meanwhile. (Four hosts at 1 Gbit/s, 16 MiB: an all_gather takes 1.4 times as long directly as by the ring, a
+/// reduce_scatter 1.2 times directly and 1.6 times by halving: `network.py --hosts 1,1,1,1 --collectives
+/// all_gather,reduce_scatter --sizes 16M --algorithms ring,direct,halving`.)
 const COMPETING: f64 = 0.2;
 
 impl<'a> Bill<'a> {
@@ -255,14 +255,14 @@ impl<'a> Bill<'a> {
         self.rounds + work + self.alone + sent + late
     }
 
-    /// Every rank reads or writes so many bytes of the other ranks' memory, as many of each.
+    /// Every rank reads or writes `bytes` bytes of the other ranks' memory, as many of each.
     pub(crate) fn reaches(&mut self, bytes: f64) {
         if let Some(nodes) = self.at.nodes {
             self.between_nodes += bytes * nodes.apart * nodes.ranks.most as f64;
         }
     }
 
-    /// The ranks of a host meet by memory node, and so many bytes leave the busiest: what follows brings no more there.
+    /// The ranks of a host meet by memory node, and `bytes` bytes leave the busiest: later calls add no more there.
     pub(crate) fn goes_by_node(&mut self, bytes: f64) {
         self.at.nodes = None;
         self.between_nodes += bytes;
@@ -294,8 +294,8 @@ impl<'a> Bill<'a> {
         self.rounds += number as f64 * self.round(self.at.across());
     }
 
-    /// Between one piece and the next, of which there are `pieces`, ranks wait for what other hosts make of them, while there
-    /// is something to do for so many seconds.
+    /// Between one of `pieces` pieces and the next, ranks wait for the results of other hosts, while they have work for `busy`
+    /// seconds.
     pub(crate) fn waits_between(&mut self, pieces: f64, busy: f64) {
         if self.at.across() {
             let idle = self.round(true) - busy;
@@ -312,7 +312,7 @@ impl<'a> Bill<'a> {
         self.costs.message + copied * self.costs.copy
     }
 
-    /// What receiving `bytes` inside the host takes, `widening` times as many of which are added up.
+    /// The time to receive `bytes` inside the host; where they are folded, `widening` times as many are added up.
     pub(crate) fn taking(&self, bytes: f64, taken: Taken, widening: f64) -> f64 {
         let mut seconds = self.costs.message;
         if bytes >= LENT {
@@ -330,7 +330,7 @@ impl<'a> Bill<'a> {
         seconds
     }
 
-    /// What receiving `bytes` from another host takes.
+    /// The time to receive `bytes` from another host.
     pub(crate) fn taking_from_afar(&self, bytes: f64) -> f64 {
         match self.at.is_one_host {
             true => self.taking(bytes, Taken::Copied, 1.0),
@@ -353,7 +353,7 @@ impl<'a> Bill<'a> {
         }
     }
 
-    /// What sending a message of `bytes` and taking one in takes.
+    /// The time to send a message of `bytes` and to take one in.
     fn exchanging(&self, across: bool, bytes: f64, taken: Taken, widening: f64) -> f64 {
         if !across || self.at.is_one_host {
             return self.sending(bytes) + self.taking(bytes, taken, widening);
@@ -459,7 +459,7 @@ impl<'a> Bill<'a> {
     fn round_of(&mut self, across: bool, bytes: f64, taken: Taken, widening: f64) {
         self.rounds += self.round(across);
         if bytes >= LENT && !across {
-            // What is lent must have come back before it may be written in the next round.
+            // Lent memory must have come back before it may be written in the next round.
             self.rounds += self.round(false);
         }
         self.exchanges(1.0, across, bytes, taken, widening);

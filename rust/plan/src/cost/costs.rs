@@ -1,6 +1,6 @@
-//! What things cost, as measured on one machine, and rounded for the others.
+//! The costs of basic operations, as measured on one machine, and rounded for the others.
 
-/// What a machine takes for the things that collectives consist of, in seconds.
+/// The seconds that a machine takes for each operation that collectives consist of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// Of each side's time for a message inside a host.
@@ -92,8 +92,8 @@ const REMOTE_BYTE: Scale = Scale {
 /// The step of a rate that is not known.
 const UNKNOWN: u8 = u8::MAX;
 
-/// Bytes that a long way is taken to let through in the time of a round trip where its rate is not measured: 200 Mbit/s at 40 ms.
-/// With the limits that Linux begins with, a TCP connection has four times as many under way at most.
+/// Bytes that a long way is taken to let through in the time of a round trip where its rate is not measured: 200 Mbit/s at
+/// 40 ms. With the limits that Linux begins with, a TCP connection has four times as many under way at most.
 const UNDER_WAY: f64 = (1 << 20) as f64;
 
 /// Costs as ranks tell them to each other: steps on the scales of what is measured.
@@ -114,7 +114,7 @@ impl Rounded {
     /// The length of [`Self::to_bytes`].
     pub const LENGTH: usize = 8;
 
-    /// The measured parts of `costs` and the cores of a host. What is out of any machine's range is brought into it.
+    /// The measured parts of `costs` and the cores of a host. A value that is out of any machine's range is brought into it.
     pub fn new(costs: &Costs, cores: usize) -> Self {
         Self {
             turn: TURN.step(costs.turn),
@@ -127,7 +127,7 @@ impl Rounded {
         }
     }
 
-    /// The same where so many bytes a second come to other hosts.
+    /// The same where `rate` bytes a second come to other hosts.
     #[must_use]
     pub fn with_rate(self, rate: f64) -> Self {
         Self {

@@ -8,8 +8,8 @@
 //!   no less than a host's cores need for all of its ranks;
 //! - the bytes through the busiest network interface of a host, and those that leave the busiest memory node of one.
 //!
-//! Bytes inside a host cost what the links make of them: a short message is as cheap as an empty one, a longer one is copied into
-//! a slot or a ring and out of it, a long one is read by its receiver out of the sender's memory.
+//! Bytes inside a host cost what the links make of them: a short message is as cheap as an empty one, a longer one is copied
+//! into a slot or a ring and out of it, a long one is read by its receiver out of the sender's memory.
 //!
 //! All ranks must come to the same numbers. So nothing here depends on what only one rank knows (its rank, its counts,
 //! whether it works in place), the costs are rank 0's on all ranks, and the arithmetic is addition, multiplication and

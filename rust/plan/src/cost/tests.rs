@@ -326,8 +326,8 @@ fn ranks_that_share_hosts_reduce_by_hierarchy() {
     }
 }
 
-/// What a connection has under way bounds its rate, and where a round trip takes 40 ms that is little: few bytes are worth more
-/// than few rounds up to larger messages, but not for ever.
+/// The bytes that a connection has under way bound its rate, which is low where a round trip takes 40 ms: few rounds are worth
+/// more than few bytes up to larger messages, but not for ever.
 #[test]
 fn hosts_that_are_far_apart_save_rounds_first_and_bytes_later() {
     let far = Costs {

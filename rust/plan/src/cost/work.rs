@@ -1,9 +1,9 @@
-//! What is asked for, in numbers that all formulas use.
+//! The request, in numbers that all formulas use.
 
 use crate::DEFAULT_CHUNK;
 use crate::types::Collective;
 
-/// What is asked for, in bytes.
+/// The request, in bytes.
 pub(crate) struct Work {
     pub(crate) world: usize,
     /// Elements of the whole that is reduced or broadcast; of one block for the others.
@@ -46,8 +46,8 @@ impl Work {
         (self.world.ilog2() as usize, !self.world.is_power_of_two())
     }
 
-    /// Whether a sum is made in its place, where the caches have it: of two ranks, which need no order for that. What
-    /// is larger is better summed up elsewhere and then stored past the caches.
+    /// Whether a sum is made in its place, where the caches have it: of two ranks, which need no order for that. A
+    /// larger sum is better made elsewhere and then stored past the caches.
     pub(crate) fn is_summed_in_cache(&self, cache: f64) -> bool {
         const TOUCHED: f64 = 4.0;
         self.world == 2 && self.bytes * TOUCHED <= cache

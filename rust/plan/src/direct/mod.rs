@@ -60,7 +60,7 @@ pub(super) fn alone(shape: &Shape) -> Plan {
 
 /// One rank's part in a direct reduction.
 struct Folding {
-    /// What this rank contributes to its own result.
+    /// This rank's contribution to its own result.
     own: Span,
     /// Where the result goes.
     result: Span,

@@ -1,4 +1,4 @@
-//! What is served in one shot and in two, and what it costs.
+//! The collectives that are served in one shot and in two, and their costs.
 
 use super::{
     all_gather, all_reduce, all_reduce_two_shot, all_to_all, barrier, broadcast,

@@ -43,7 +43,7 @@ pub(super) fn all_reduce(
     Some(composition.steps.done())
 }
 
-/// How shards are summed up between so many hosts, each with all others at once or with one at a time. No algorithm here
+/// How shards are summed up between `hosts` hosts, each with all others at once or with one at a time. No algorithm here
 /// sends more than a ring; of few hosts a ring keeps the links busiest, and between many it takes too many rounds.
 pub(super) const fn algorithm_across(hosts: usize, is_at_once: bool) -> Algorithm {
     if is_at_once {

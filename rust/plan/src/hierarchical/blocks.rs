@@ -39,7 +39,7 @@ impl Levels {
         blocks
     }
 
-    /// The messages between hosts that bring each block, of so many elements, to its carriers, round by round.
+    /// The messages between hosts that bring each block, of `block` elements, to its carriers, round by round.
     fn spread(&self, block: usize) -> Vec<Round> {
         match at_once(self.hosts.len(), block, self.longest_at_once) {
             true => self.spread_at_once(),
@@ -158,7 +158,7 @@ pub(super) fn all_gather(shape: &Shape, chunk: usize, levels: &Levels) -> Plan {
         false => piece(rank, index),
     };
     let handled = levels.handled(levels.place);
-    // What is carried is shared one turn after it has come.
+    // A carried block is shared one turn after it has come.
     let shared = |entry: usize, turn: usize| match entry {
         0 => (turn < pieces).then_some(turn),
         _ => turn.checked_sub(1),
@@ -236,7 +236,7 @@ impl<'a> Scattering<'a> {
         }
     }
 
-    /// What this rank contributes to a piece of `rank`'s block.
+    /// This rank's contribution to a piece of `rank`'s block.
     fn contribution(&self, rank: Rank, piece: usize) -> Span {
         let input = Span::new(Buffer::Input, 0, self.blocks.total());
         let block = input.part(self.blocks.range(rank));

@@ -23,7 +23,7 @@ const NO_WINDOWS: &str = "a part of a hierarchy uses no windows";
 /// become spans of the larger plan's. Any plan of messages can be a part. [`check`](crate::check) proves the result as it
 /// proves any other plan.
 ///
-/// What the plan reads of its input travels as the larger plan's buffer has it: partial sums, where that is `Scratch`.
+/// Elements of the plan's input travel in the type of the larger plan's buffer: partial sums, where that is `Scratch`.
 /// Plans that widen receive what was input in `Scratch` alone, and others have an input of the type of the output.
 pub(super) fn embed(steps: &mut Steps, plan: &Plan, at: &Embedding) {
     debug_assert!(plan.scratch <= at.scratch.len);

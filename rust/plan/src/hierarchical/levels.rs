@@ -7,11 +7,11 @@ use crate::{Algorithm, Plan, Shape};
 /// Makes the plans that are parts of one here.
 pub(super) type Inner = fn(Algorithm, &Shape, usize) -> Option<Plan>;
 
-/// Up to so many hosts a rank exchanges messages with all of its counterparts at once: one or two rounds with the volume
-/// of a ring.
+/// Up to this number of hosts, a rank exchanges messages with all of its counterparts at once: one or two rounds with the
+/// volume of a ring.
 pub(crate) const MOST_HOSTS_AT_ONCE: usize = 8;
 
-/// Whether ranks exchange messages of so many elements with the counterparts on all of so many hosts at once; `longest` is
+/// Whether ranks exchange messages of `message` elements with the counterparts on all of `hosts` hosts at once; `longest` is
 /// [`Topology::longest_at_once`]. Else each host sends to one other at a time, and hears from one.
 pub(crate) const fn at_once(hosts: usize, message: usize, longest: usize) -> bool {
     hosts <= 2 || (hosts <= MOST_HOSTS_AT_ONCE && message <= longest)

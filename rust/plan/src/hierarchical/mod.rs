@@ -10,15 +10,15 @@
 //! | [all_reduce](all_reduce) | reduce_scatter | all_reduce of shards | all_gather | 2(h-1)/h |
 //! | [reduce, broadcast](rooted) | reduce_scatter, scatter | a chain of hosts for each shard | gather, all_gather | 1 |
 //! | [all_gather, reduce_scatter](blocks) | reduce | each block to its carrier on each host | share | (h-1)/h of all blocks |
-//! | [all_to_all, gather, scatter](personal) | to the carriers | what is for one rank, or for one host, together | from the carrier | as many as without |
+//! | [all_to_all, gather, scatter](personal) | to the carriers | a message per rank or host | from the carrier | as without |
 //! | [barrier](barrier) | dissemination | dissemination | | |
 //!
 //! (h hosts; in shares of the longer buffer.)
 //!
 //! On one host with several memory nodes (sockets), to which all ranks are bound, the nodes take the place of hosts: the link
 //! between two of them is shared in the same way. On several hosts the nodes of a host are a third level, in all_reduce, reduce
-//! and broadcast, of long messages and where that pays ([`nodes`]): what is inside in the table is then a hierarchy itself. The other
-//! collectives have the hosts alone for levels.
+//! and broadcast, of long messages and where that pays ([`nodes`]): each inside phase of the table is then a hierarchy itself.
+//! The other collectives have the hosts alone for levels.
 //!
 //! The idea is in Horovod's hierarchical allreduce and in NCCL's trees of rails; the shards that all ranks carry at once
 //! are those of BytePS. Levels inside a host are those of XHC (Katevenis, Ploumidis and Marazakis, 2022).
@@ -54,7 +54,7 @@ mod rooted;
 #[cfg(test)]
 mod tests;
 
-/// What depends on hosts.
+/// The algorithm that depends on hosts.
 pub(super) const FAMILY: Family = Family::built_elsewhere(price::price);
 
 /// Whether there is a plan for `shape` with the ranks as in `topology`.

@@ -12,7 +12,7 @@
 //! sums that begin with a copy                           1                2
 //! ```
 //!
-//! What is saved grows with the square of m, and what it takes does not.
+//! The savings grow with the square of m, and the costs do not.
 
 use super::blocks;
 use super::levels::{Inner, Levels};
@@ -46,13 +46,13 @@ impl Levels {
     }
 }
 
-/// What a host takes for the level of its nodes; elements in shards of one rank.
+/// The costs of a host for the level of its nodes; elements in shards of one rank.
 pub(super) struct Level {
     /// Further rounds: one for each phase inside.
     pub(super) rounds: f64,
-    /// What leaves the busiest node.
+    /// Elements that leave the busiest node.
     pub(super) crossing: f64,
-    /// What a rank copies more than without.
+    /// Further elements that a rank copies.
     pub(super) copied: f64,
 }
 
@@ -88,7 +88,7 @@ pub(super) fn is_by_node(shape: &Shape, topology: &Topology) -> bool {
     }
 }
 
-/// Whether what does not cross between such `nodes` is worth the level that they are, for so many elements. Where ranks
+/// Whether a level of such `nodes` pays for `elements` elements, since fewer cross between them. Where ranks
 /// share cores each round takes turns of all of them, and nodes are no level.
 pub(super) fn pays(
     collective: Collective,

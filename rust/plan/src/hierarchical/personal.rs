@@ -83,7 +83,7 @@ struct Places {
 }
 
 impl Places {
-    /// For at most so many blocks in a message.
+    /// For at most `most` blocks in a message.
     fn new(most: usize, block: usize) -> Self {
         Self {
             most,
@@ -131,7 +131,7 @@ impl Places {
     }
 }
 
-/// What is for a rank beside goes to it, and what is for other hosts to its carriers; then across.
+/// Sends blocks for this host's ranks to them, and blocks for other hosts to their carriers; then exchanges between hosts.
 pub(super) fn all_to_all(shape: &Shape, levels: &Levels) -> Plan {
     let mut steps = Steps::of(shape);
     let (world, block) = (shape.world, shape.count());
@@ -183,7 +183,8 @@ pub(super) fn all_to_all(shape: &Shape, levels: &Levels) -> Plan {
     steps.done()
 }
 
-/// Each carrier sends what it has for a rank of another host, and each rank receives what the carriers of other hosts have for it.
+/// Each carrier sends what it has for a rank of another host, and each rank receives what the carriers of other hosts have for
+/// it.
 fn across(steps: &mut Steps, levels: &Levels, output: Rows, areas: &[Rows]) {
     let mut areas = areas.iter();
     let longest = levels.longest();

@@ -1,4 +1,4 @@
-//! What each collective costs: inside hosts, across, inside.
+//! The costs of each collective: inside hosts, across, inside.
 
 use super::all_reduce::algorithm_across;
 use super::levels::at_once;
@@ -114,7 +114,7 @@ fn along_a_chain(collective: Collective, work: &Work, bill: &mut Bill) {
     };
     bill.rounds += 2.0 * bill.round(false) + (hosts - 1) as f64 * bill.round(true);
     bill.exchanges(near, false, shard, taken, wide);
-    // What the root takes from the ranks beside it, or gives to them.
+    // The shards that the root takes from the ranks beside it, or gives to them.
     let given = bill.sending(shard) + bill.taking(shard, Taken::Copied, 1.0);
     bill.root += (fewest - 1) as f64 * pieces * given;
     bill.exchanges(pieces, true, shard * wide, taken, 1.0);
@@ -123,7 +123,8 @@ fn along_a_chain(collective: Collective, work: &Work, bill: &mut Bill) {
     bill.wire += work.bytes * wide + (hosts - 2) as f64 * first;
 }
 
-/// Blocks for other hosts go to their carriers, and from there, with those of the ranks beside, across. `work.bytes` are one block.
+/// Blocks for other hosts go to their carriers, and from there, with those of the ranks beside, across. `work.bytes` are one
+/// block.
 fn all_to_all(work: &Work, bill: &mut Bill) {
     let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
     let (near, far) = ((beside - 1) as f64, (work.world - fewest) as f64);
@@ -188,7 +189,7 @@ fn beside_and_far_from_the_root(work: &Work, bill: &Bill) -> (f64, f64) {
     ((beside - 1) as f64, (work.world - beside) as f64)
 }
 
-/// What the messages of all other hosts take the root.
+/// The root's time for the messages of all other hosts.
 fn at_the_root(work: &Work, bill: &Bill) -> f64 {
     let (beside, hosts) = (bill.at.beside, bill.at.hosts);
     let messages = (hosts - 1) as f64 * bill.taking_from_afar(beside as f64 * work.bytes);

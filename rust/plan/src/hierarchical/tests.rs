@@ -181,7 +181,7 @@ fn even_hosts() -> impl Iterator<Item = (usize, usize, Vec<usize>)> {
         })
 }
 
-/// What a host sends to the others is what the table says, whatever its ranks and their numbers.
+/// A host sends to the others the elements that the table says, whatever its ranks and their numbers.
 #[test]
 fn each_element_crosses_once() {
     const COUNT: usize = 960;
@@ -221,7 +221,7 @@ fn each_element_crosses_once() {
     }
 }
 
-/// What the ranks of a host have for one rank of another, or for one host, is one message.
+/// All blocks that the ranks of a host have for one rank of another, or for one host, are one message.
 #[test]
 fn blocks_of_a_host_travel_together() {
     for (hosts, ranks, host_of) in even_hosts() {

@@ -105,7 +105,7 @@ fn any_request() -> impl Strategy<Value = Request> {
                 _ if !even && uneven(collective, world, 0).is_some() => {
                     some_counts(world).prop_map(AllCounts::PerRank).boxed()
                 }
-                // What n ranks gather is n times as long, so the blocks are kept short.
+                // The result of a gather by n ranks is n times as long, so the blocks are kept short.
                 Collective::AllReduce | Collective::Reduce | Collective::Broadcast => {
                     (0..=3 * world).prop_map(AllCounts::Even).boxed()
                 }

@@ -1,4 +1,4 @@
-//! What goes over which links: as much as theory says, and nothing that is known everywhere.
+//! The traffic of each link: as much as theory says, and nothing that is known everywhere.
 
 use std::collections::BTreeSet;
 
@@ -149,7 +149,7 @@ fn ranks_without_anything_for_each_other_use_no_link() {
     }
 }
 
-/// What is known everywhere is not sent: a few elements in slices for many ranks.
+/// A slice that all ranks know to be empty is not sent: a few elements in slices for many ranks.
 #[test]
 fn empty_slices_of_a_buffer_are_left_out() {
     for algorithm in [Algorithm::Ring, Algorithm::TwoShot, Algorithm::Halving] {

@@ -1,4 +1,4 @@
-//! What trees serve, and what they cost.
+//! The collectives that trees serve, and their costs.
 
 use super::{all_reduce, broadcast, gather, is_leaf, number_at, parent_of, reduce, scatter};
 use crate::cost::{Bill, Taken, Work};
@@ -36,7 +36,7 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
         Collective::AllReduce => {
             climb(work, bill);
             descend(work, bill);
-            // What comes down follows what goes up, so that both ways of an interface are in use.
+            // Results come down behind the contributions that go up, so that both ways of an interface are in use.
             bill.wire += across(work, bill, (1.0, 1.0));
         }
         Collective::Reduce => {
@@ -63,7 +63,8 @@ fn trees(work: &Work) -> (usize, f64, f64) {
     (levels, trees, work.pieces_of(elements))
 }
 
-/// Bytes one way through the busiest interface, where each edge of one tree would carry so many times the buffer up and down.
+/// Bytes one way through the busiest interface, where each edge of one tree would carry `up` times the buffer up and `down`
+/// times down.
 fn across(work: &Work, bill: &Bill, (up, down): (f64, f64)) -> f64 {
     if !bill.at.across() {
         return 0.0;

@@ -1,8 +1,9 @@
-//! What of a plan over windows need not be put there, where peers can read a rank's buffers themselves.
+//! The parts of a plan over windows that need not be put there, where peers can read a rank's buffers themselves.
 //!
-//! What a rank puts into its half is there for its peers alone. So an executor may skip it, and have the peers read where the buffer lies:
-//! the plan, and what the other ranks do, stay the same. In an `all_reduce` the peers also store the result there, as they
-//! would in the half. In other collectives the rank goes on, as the last of its steps, when all have read: then its buffer is its own again.
+//! A rank puts data into its half for its peers alone. So an executor may skip that, and have the peers read where the buffer
+//! lies: the plan, and what the other ranks do, stay the same. In an `all_reduce` the peers also store the result there, as
+//! they would in the half. In other collectives the rank goes on, as the last of its steps, when all have read: then its buffer
+//! is its own again.
 //!
 //! [`check`](super::super::check) proves plans with any of their ranks in place, by what is found here.
 
@@ -22,8 +23,8 @@ pub struct Put {
     pub at: usize,
 }
 
-/// What is read in place of a rank's operation. `L` says where a half would begin if what is put into it lay there as it lies in the
-/// buffer.
+/// The parts of a rank's operation that are read in place. `L` says where a half would begin if the data put into it lay there
+/// as it lies in the buffer.
 #[derive(Clone, Debug)]
 pub struct InPlace<L> {
     skipped: BTreeSet<usize>,
@@ -42,7 +43,8 @@ struct Published<L> {
 }
 
 impl<L: Copy + PartialEq> InPlace<L> {
-    /// Asks `locate` for each part that is put for these peers, and skips what is put between two waits where all parts are located.
+    /// Asks `locate` for each part that is put for these peers, and skips what is put between two waits where all parts are
+    /// located.
     pub fn find(
         plan: &Plan,
         collective: Collective,

@@ -13,10 +13,11 @@
 //! - *empty*, at first set: the reader has no use for what is in the owner's half. An owner waits for those of
 //!   all peers, whichever read the half last, and takes those of the chunk's readers. A reader signals it.
 //! - *contributions*: the owner's half holds its input. The owner signals it, a reader takes it.
-//! - *results*: the owner of this one has left its part of the result there (two-shot), or in the other's half (`all_reduce`); likewise.
+//! - *results*: the owner of this one has left its part of the result there (two-shot), or in the other's half (`all_reduce`);
+//!   likewise.
 //!
-//! A plan leaves them as it found them, once every peer has got through its own. What is set and taken is constant, not
-//! a count, so the same steps may be repeated any number of times: in a CUDA graph, say.
+//! A plan leaves them as it found them, once every peer has got through its own. The values set and taken are
+//! constants, not counts, so the same steps may be repeated any number of times: in a CUDA graph, say.
 //!
 //! The front of a chunk (claim, put, publish) comes before the back (await, work, release) of the chunk before it: the
 //! other half is free for it, and peers that are late find it done.
@@ -45,12 +46,12 @@ use crate::types::{Collective, Rank};
 /// Copy-in, copy-out.
 pub(super) const FAMILY: Family = Family::built_elsewhere(price::price);
 
-/// What a window offers, in elements of the request's type.
+/// The room in a window, in elements of the request's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Elements of a half. At least one per rank.
     pub half: usize,
-    /// Work is fast from multiples of so many elements on.
+    /// Work is fast from multiples of this number of elements on.
     pub align: usize,
 }
 
@@ -78,8 +79,8 @@ pub enum Shots {
     /// Every rank makes a part of the result and gets the other parts, or is given them in `all_reduce`: two meetings, less to
     /// read. For `all_reduce`, `reduce` and `broadcast`; others do the same in either case.
     Two,
-    /// The first rank makes the whole result and gives it to the others: two meetings, the least to read in all, all of it by one
-    /// rank. For `all_reduce`; others do as in one shot.
+    /// The first rank makes the whole result and gives it to the others: two meetings, the least to read in all, all of it by
+    /// one rank. For `all_reduce`; others do as in one shot.
     ByFirst,
 }
 
@@ -173,7 +174,7 @@ fn is_idle(step: &Step) -> bool {
     }
 }
 
-/// What plans are made from.
+/// The input from which plans are made.
 struct Task<'a> {
     shape: &'a Shape<'a>,
     room: &'a Room,

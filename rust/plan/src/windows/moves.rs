@@ -19,7 +19,7 @@ impl Task<'_> {
         })
     }
 
-    /// What stays on this rank.
+    /// The copy of the data that stays on this rank.
     pub(super) fn keep(&self) -> Option<Step> {
         let shape = self.shape;
         let rank = shape.rank;
@@ -216,7 +216,7 @@ impl Task<'_> {
         ]
     }
 
-    /// The front of chunk `index` of blocks for the others, of which there are `share` elements each at a time: the
+    /// The front of chunk `index` of blocks for the others, `share` elements of each at a time: the
     /// piece for rank r lies at r times that.
     pub(super) fn put_blocks(&self, half: usize, index: usize, share: usize) -> Vec<Step> {
         let len = |of: Rank| piece_len(self.count(of), share, index);

@@ -1,11 +1,11 @@
-//! What a collective through windows costs, where all ranks agree to it.
+//! The costs of a collective through windows, where all ranks agree to it.
 
 use super::HALVES;
 use crate::cost::{Bill, Work};
 use crate::shared::{CHUNK, chunk, price_of_agreement};
 use crate::types::Collective;
 
-/// What it takes to copy a byte into the rank's own window, in copies of a byte that another core has just written.
+/// The time to copy a byte into the rank's own window, in copies of a byte that another core has just written.
 const INTO_WINDOW: f64 = 0.5;
 
 /// Bytes of windows that are still in the caches nearest to the cores that have read them.
@@ -21,7 +21,7 @@ pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
         _ => 1.0,
     };
     price_of_agreement(work, bill);
-    // What a rank puts into its window at once.
+    // The bytes that a rank puts into its window.
     let put = match collective {
         Collective::AllGather => work.bytes,
         _ => whole,

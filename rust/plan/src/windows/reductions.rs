@@ -27,8 +27,8 @@ impl Task<'_> {
 
     /// Every rank puts all but its slice, reduces its slice, and stores the sum where the others have put theirs.
     ///
-    /// What a rank puts and what it is given lie at the same places: where its window is its buffer, each line of the buffers is
-    /// read once and written once.
+    /// The data that a rank puts and the data that it is given lie at the same places: where its window is its buffer, each
+    /// line of the buffers is read once and written once.
     pub(super) fn all_reduce_two_shot(&self) -> Chunks {
         let (shape, chunk) = (self.shape, self.room.chunk());
         self.chunks(pieces(shape.count(), chunk), |index, half| {
@@ -245,7 +245,7 @@ impl Task<'_> {
         (!self.premultiplied).then_some(src)
     }
 
-    /// What a rank does that puts nothing for others and, only if the sum is premultiplied, something for itself.
+    /// The steps of a rank that puts nothing for others and, only if the sum is premultiplied, something for itself.
     fn put_for_itself(&self, half: usize, src: Span, at: usize) -> Vec<Step> {
         if !self.premultiplied {
             return Vec::new();

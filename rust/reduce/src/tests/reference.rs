@@ -1,4 +1,4 @@
-//! What reductions should give, computed from the definitions: integers in 128 bits, floats in
+//! The expected results of reductions, computed from the definitions: integers in 128 bits, floats in
 //! float64 with one rounding per step, small floats through tables of all their values.
 
 use crate::types::{DataType, ReduceOp};

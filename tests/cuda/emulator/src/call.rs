@@ -1,5 +1,5 @@
-//! What happens around every call: whether the driver is there at all, the faults asked for, what a capture forbids, the
-//! count, and a fence that no panic crosses.
+//! The frame of every call: whether the driver is there at all, the faults asked for, what a capture forbids, the count,
+//! and a fence that no panic crosses.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -52,7 +52,7 @@ struct State {
     over: bool,
 }
 
-/// What an event recorded inside a capture stands for.
+/// The nodes of a capture that a recorded event stands for.
 #[derive(Clone)]
 pub(crate) struct Captured {
     capture: Arc<Capture>,
@@ -85,7 +85,7 @@ impl Capture {
         Ok(())
     }
 
-    /// What an event recorded now in the stream stands for.
+    /// The nodes that an event recorded now in the stream stands for.
     pub(crate) fn mark(self: &Arc<Self>, stream: &Stream) -> Outcome<Captured> {
         let state = self.state.lock();
         if state.spoiled {

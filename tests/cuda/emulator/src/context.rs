@@ -15,7 +15,7 @@ use crate::settings::{Synchronize, settings};
 use crate::status::{Outcome, Status};
 use crate::stream::{Kind, Stream};
 
-/// What a process has of a device: the primary context, or one that it made for itself.
+/// The context of a process on a device: the primary one, or one that it made for itself.
 pub(crate) struct Context {
     pub(crate) handle: Handle,
     pub(crate) device: usize,

@@ -8,7 +8,7 @@ use crate::operation::{Operation, Place, Source};
 use crate::status::{Outcome, Status};
 use crate::stream::Stream;
 
-/// What a call says its address is.
+/// The side where an address lies, as the call says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Device,

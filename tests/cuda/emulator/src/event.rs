@@ -21,7 +21,7 @@ pub(crate) struct Event {
     last: Mutex<Last>,
 }
 
-/// What was recorded last.
+/// The last recording of an event.
 #[derive(Clone)]
 enum Last {
     Nothing,

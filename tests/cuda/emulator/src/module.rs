@@ -27,7 +27,7 @@ pub(crate) struct Module {
     entries: Vec<Entry>,
 }
 
-/// What the PTX says of an entry point.
+/// An entry point as the PTX describes it.
 struct Entry {
     name: String,
     /// The most threads of a block.
@@ -90,7 +90,7 @@ fn directive<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(rest).map(str::trim)
 }
 
-/// What follows each `.entry`.
+/// The entry points of the PTX, one for each `.entry`.
 fn entries(text: &str) -> Vec<Entry> {
     text.split(".entry")
         .skip(1)
@@ -284,7 +284,7 @@ thread_local! {
     static REACH: RefCell<Option<Reach>> = const { RefCell::new(None) };
 }
 
-/// What the kernels call for every access.
+/// The function that the kernels call for every access.
 extern "C" fn translate(address: *const c_void, bytes: usize, _writes: c_int) -> *mut c_void {
     REACH.with_borrow_mut(|reach| {
         let host = reach

@@ -1,4 +1,4 @@
-//! What streams do: each operation carries all it needs, so that a graph can do it again.
+//! The operations of streams: each carries all it needs, so that a graph can do it again.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ pub(crate) enum Place {
 #[derive(Clone)]
 pub(crate) enum Source {
     At(Place),
-    /// What pageable memory held at the call.
+    /// The content of pageable memory at the call.
     Staged(Arc<[u8]>),
 }
 

@@ -1,4 +1,4 @@
-//! What the environment asks of the emulator. The README lists the variables; an unknown one ends the process, since
+//! The emulator's settings, from the environment. The README lists the variables; an unknown one ends the process, since
 //! a test with a misspelt fault would pass for the wrong reason.
 
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ impl PeerAccess {
     }
 }
 
-/// What calls that may wait for the device do.
+/// The behaviour of calls that may wait for the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Synchronize {
     /// They do not wait.
@@ -82,11 +82,11 @@ pub(crate) struct Settings {
     pub(crate) memory_operations: bool,
     /// Whether registered host memory has a device address of its own.
     pub(crate) separate_host_pointers: bool,
-    /// What calls that may wait for the device do.
+    /// The behaviour of calls that may wait for the device.
     pub(crate) synchronize: Synchronize,
     /// Whether freed addresses are given out again at once.
     pub(crate) reuse: bool,
-    /// What new device memory holds.
+    /// The byte that new device memory holds.
     pub(crate) fill: Option<u8>,
     pub(crate) full_grid: bool,
     /// Hardware queues that the streams share; `None`: each stream its own.
@@ -95,7 +95,7 @@ pub(crate) struct Settings {
     pub(crate) depth: usize,
     /// Microseconds before each operation or call of a name.
     pub(crate) delays: HashMap<String, u64>,
-    /// At most so many microseconds before each operation.
+    /// The most microseconds before an operation; half of the operations do not wait.
     pub(crate) random_delay: u64,
     pub(crate) seed: u64,
     pub(crate) faults: Vec<Fault>,

@@ -1,4 +1,4 @@
-//! What is left: counted at the end of the process, and whenever one asks.
+//! The report: counted at the end of the process, and whenever one asks.
 
 use std::ffi::c_char;
 use std::fmt::Write as _;

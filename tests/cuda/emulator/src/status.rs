@@ -7,7 +7,7 @@ use std::ffi::CStr;
 #[repr(transparent)]
 pub struct Status(pub u32);
 
-/// What a call of the emulator comes to.
+/// The result of a call of the emulator.
 pub(crate) type Outcome<T = ()> = Result<T, Status>;
 
 macro_rules! statuses {

@@ -47,7 +47,7 @@ struct Item {
     point: Arc<Point>,
 }
 
-/// What a thread works off: one stream, or the share of a hardware queue's streams.
+/// The work of a thread: one stream, or the streams that share a hardware queue.
 struct Queue {
     number: u64,
     state: Mutex<State>,

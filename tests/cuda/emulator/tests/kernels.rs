@@ -204,7 +204,7 @@ fn an_access_outside_breaks_the_context_for_good() {
         ok!(cuStreamWriteValue32_v2(stream, seen(&words[2]), 1, 0));
         release(&words[1]);
         fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(stream));
-        // What came after was not done, everything else fails as well, and no stream waits for ever.
+        // Later operations were not done, everything else fails as well, and no stream waits for ever.
         assert_eq!(words[2].load(Ordering::SeqCst), 0);
         fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(waiting));
         fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());

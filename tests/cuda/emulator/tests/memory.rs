@@ -316,7 +316,7 @@ fn contexts_of_ones_own_are_beside_the_primary_one() {
         fails!(CUDA_ERROR_INVALID_CONTEXT, cuCtxDestroy_v2(primary));
         ok!(cuCtxDestroy_v2(own));
         fails!(CUDA_ERROR_INVALID_CONTEXT, cuCtxDestroy_v2(own));
-        // What is in the primary context stays, and that is current again.
+        // The content of the primary context stays, and that context is current again.
         ok!(cuCtxGetCurrent(&mut current));
         assert_eq!(current, primary);
         ok!(cuStreamSynchronize(kept));

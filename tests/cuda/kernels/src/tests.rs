@@ -11,7 +11,7 @@ use unisono::types::{DataType, ReduceOp};
 
 use super::{Kernel, find, kernels, translate_with};
 
-/// What a simulated thread may reach, and what it reached beyond.
+/// The memory that a simulated thread may reach, and its accesses beyond.
 #[derive(Default)]
 struct Reachable {
     read: Vec<Range<usize>>,

@@ -1,4 +1,4 @@
-//! What one piece of a call goes through between hosts, and how long a call waits.
+//! The exchanges of one piece of a call between hosts, and how long a call waits.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ impl Spare {
         self.floats.push(shard);
     }
 
-    /// So many bytes, with whatever is in them.
+    /// A buffer of `count` bytes with unspecified content.
     fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = self.bytes.pop().unwrap_or_default();
         bytes.resize(count, 0);

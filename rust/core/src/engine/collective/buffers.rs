@@ -7,14 +7,14 @@ use crate::plan::Buffer;
 /// Plans with windows are walked in order by the run in shared memory.
 pub(super) const NO_WINDOWS: &str = "a plan of messages uses no windows";
 
-/// The caller's memory, and what the operation has of its own.
+/// The caller's memory, and the operation's own memory.
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    /// What the caller contributes; empty in place.
+    /// The caller's contribution; empty in place.
     input: Memory,
     output: Memory,
     pub(super) scratch: Option<Scratch>,
-    /// What the contribution becomes where it is multiplied beforehand: the plan's input, then.
+    /// The multiplied contribution of a `premul_sum`: the plan's input, then.
     multiplied: Option<Scratch>,
 }
 
@@ -28,7 +28,7 @@ impl Buffers {
         }
     }
 
-    /// Of the next operation like this one: with scratch memory of the same size.
+    /// Takes the memory of the next operation like this one, which needs scratch memory of the same size.
     #[inline]
     pub(super) fn renew(&mut self, input: Option<Memory>, output: Option<Memory>) {
         self.input = input.unwrap_or(Memory::empty());
@@ -55,7 +55,7 @@ impl Buffers {
         &self.output
     }
 
-    /// What the caller contributes, in place or not.
+    /// The caller's contribution, in place or not.
     pub(crate) fn contribution(&self) -> &Memory {
         match self.input.is_empty() {
             true => &self.output,
@@ -63,7 +63,7 @@ impl Buffers {
         }
     }
 
-    /// Where the plan reads what the caller contributes.
+    /// The memory in which the plan reads the caller's contribution.
     pub(crate) fn source(&self) -> &Memory {
         match self.input().is_empty() {
             true => &self.output,
@@ -71,7 +71,7 @@ impl Buffers {
         }
     }
 
-    /// Bytes of the longer of the caller's.
+    /// Bytes of the longer of the caller's two buffers.
     pub(crate) fn longer(&self) -> usize {
         self.input.len().max(self.output.len())
     }

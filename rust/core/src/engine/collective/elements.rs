@@ -1,4 +1,4 @@
-//! The elements of an operation: of which types they are, and what is done to them.
+//! The elements of an operation: their types, and the computations on them.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) struct Elements {
     pub(super) workers: Option<Arc<Workers>>,
 }
 
-/// What becomes of the elements of a message on their way into a buffer.
+/// The conversion of a message's elements on their way into a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Convert {
     Keep,
@@ -83,7 +83,7 @@ impl Elements {
         }
     }
 
-    /// What becomes of elements that come by `wire` on their way to `dst`.
+    /// The conversion of elements that come by `wire`, on their way to `dst`.
     #[inline]
     pub(super) fn conversion(&self, dst: Span, wire: Wire) -> Convert {
         match (self.is_wide(dst.buffer), wire) {
@@ -99,7 +99,7 @@ impl Elements {
             .expect("a plan that reduces has an operator")
     }
 
-    /// What finishes a result: one that stays in scratch memory is divided but not rounded yet.
+    /// The kernel that finishes a result in `buffer`. A result that stays in scratch memory is divided but not rounded yet.
     pub(super) fn finisher(&self, buffer: Buffer) -> &Kernel {
         let kernel = if self.is_wide(buffer) {
             &self.partial_kernel

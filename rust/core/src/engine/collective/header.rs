@@ -18,7 +18,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"UNI1");
 const COUNT: &str = "count";
 const LENGTH: &str = "message length";
 
-/// What a message belongs to. Both sides compute it; a difference is an error on both.
+/// The description of a message and its operation. Both sides compute it; a difference is an error on both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fingerprint {
     /// The operation's number in the group.
@@ -65,7 +65,7 @@ impl Fingerprint {
         encoded[24..32].copy_from_slice(&(length as u64).to_le_bytes());
     }
 
-    /// Whether two encoded fingerprints are the same: what every message is asked, without a call of `memcmp`.
+    /// Whether two encoded fingerprints are the same, without a call of `memcmp`: every message is checked so.
     #[inline]
     pub(crate) fn is_same(a: &[u8; HEADER], b: &[u8; HEADER]) -> bool {
         const { assert!(HEADER >= 32 && HEADER <= 40) };
@@ -111,7 +111,7 @@ impl Fingerprint {
     }
 
     /// The operation in words: `all_reduce #5 (float32, 1024 elements, sum)`.
-    /// What is zero is named where it is the `field` that differs.
+    /// A count of zero is named only where it is the `field` that differs.
     fn describe(&self, field: &str) -> String {
         let name = Collective::from_number(self.collective).map_or("unknown", Collective::name);
         let mut parts = Vec::new();
@@ -203,8 +203,8 @@ impl Fingerprint {
         .with_peer(peer)
     }
 
-    /// The error of two ranks of which one has nothing for the other: the sender and its bytes, the receiver and those
-    /// that it expects.
+    /// The error where one of two ranks has nothing for the other: `sender` sends `sent` bytes, and `receiver` expects
+    /// `expected`.
     pub(crate) fn one_sided(
         &self,
         (sender, sent): (Rank, u64),
@@ -244,12 +244,12 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-/// What a rank tells a peer that it waits for.
+/// The position that a rank tells a peer for which it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
     /// The operation it is in.
     pub(crate) fingerprint: Fingerprint,
-    /// Bytes that it expects next of the peer, of which none have come.
+    /// Bytes that it expects next from the peer, none of them received yet.
     pub(crate) expects: u64,
     /// Bytes that it has for the peer next.
     pub(crate) sends: u64,
@@ -264,7 +264,7 @@ impl Told {
         out
     }
 
-    /// What `position` says; `None` when it does not begin as a fingerprint.
+    /// Decodes `position`; `None` when it does not begin as a fingerprint.
     pub(crate) fn decode(position: &Position) -> Option<Self> {
         Some(Self {
             fingerprint: Fingerprint::decode(position.first_chunk()?)?,

@@ -1,4 +1,4 @@
-//! What a plan works on, and the steps that have to do with no other rank.
+//! The operands of a plan, and the steps that involve no other rank.
 
 use crate::engine::collective::bounce::BounceBuffer;
 use crate::engine::collective::buffers::{Buffers, NO_WINDOWS};
@@ -9,7 +9,7 @@ use crate::plan::{Span, Step};
 use crate::reduce::{self, Streaming};
 use crate::types::{Collective, Rank};
 
-/// What a plan works on.
+/// The operands of a plan.
 #[derive(Debug)]
 pub(crate) struct Operands {
     pub(crate) collective: Collective,
@@ -18,9 +18,9 @@ pub(crate) struct Operands {
     pub(crate) print: EncodedHeader,
     pub(crate) rank: Rank,
     pub(crate) world: usize,
-    /// By which errors name the ranks.
+    /// The names of the ranks, for errors.
     pub(crate) members: Members,
-    /// Where what goes to several peers is read by all of them.
+    /// The memory in which several peers read the data that goes to all of them.
     pub(crate) bounce: Option<BounceBuffer>,
     /// How to store results that are not read again.
     pub(crate) streaming: Streaming,
@@ -41,7 +41,7 @@ impl EncodedHeader {
         }
     }
 
-    /// That of a message of `length` bytes of payload.
+    /// The header of a message of `length` bytes of payload.
     #[inline]
     pub(super) fn of_length(&self, length: usize) -> [u8; HEADER] {
         let mut header = self.header;
@@ -51,7 +51,7 @@ impl EncodedHeader {
 }
 
 impl Operands {
-    /// What every message of the operation begins with, but for the message's own length.
+    /// The fingerprint of every message of the operation, but for the message's own length.
     pub(crate) fn fingerprint(&self) -> &Fingerprint {
         &self.print.fingerprint
     }
@@ -63,13 +63,13 @@ impl Operands {
         Fingerprint::write_sequence(&mut self.print.header, sequence);
     }
 
-    /// What a message of `length` bytes of payload begins with.
+    /// The header of a message of `length` bytes of payload.
     #[inline]
     pub(crate) fn header(&self, length: usize) -> [u8; HEADER] {
         self.print.of_length(length)
     }
 
-    /// A step that has to do with no other rank.
+    /// Does a step that involves no other rank.
     pub(super) fn work(&mut self, step: &Step) {
         match *step {
             Step::Copy { src, dst } => {

@@ -13,7 +13,7 @@
 //! A waiting rank looks for both. For a rank that does not wait the progress thread does
 //! ([`crate::engine::drive::idle_groups`]).
 //!
-//! # What is remembered
+//! # Remembered operations
 //!
 //! For each peer the last such operation in which there was a message for it, and the last in which there was one from
 //! it. That is enough to judge any operation before: say that the peer waits for a message of operation 7. If the
@@ -26,10 +26,10 @@ use std::time::Instant;
 use crate::engine::links::Direction;
 use crate::types::Rank;
 
-/// Of the operations of a group of which two ranks alone know what goes between them.
+/// A record of a group's operations in which only the two ranks involved know the counts between them.
 #[derive(Debug)]
 pub(crate) struct Pairs {
-    /// The last one.
+    /// The last such operation.
     last: u64,
     /// By rank, the last one that had a message for it; 0 for none.
     pub(crate) sent: Vec<u64>,
@@ -41,7 +41,7 @@ pub(crate) struct Pairs {
     pub(crate) is_ward: bool,
 }
 
-/// What the progress thread finds when it looks after a group.
+/// The state in which the progress thread finds a group that it looks after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
     /// It is closed or dead.

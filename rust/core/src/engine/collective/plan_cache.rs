@@ -21,7 +21,7 @@ const MOST_PLANS: usize = 512;
 /// Pieces of scratch memory that are kept.
 const MOST_SCRATCH: usize = 4;
 
-/// What a group keeps from one operation to the next.
+/// The choices, plans and memory that a group keeps from one operation to the next.
 #[derive(Debug)]
 pub(crate) struct PlanStore {
     choices: FxHashMap<PlanKey, Choice>,

@@ -1,4 +1,4 @@
-//! What a choice and a plan depend on, by which both are found again.
+//! The key of a choice and a plan, by which both are found again.
 
 use crate::plan::{Counts, Shape};
 use crate::types::{Collective, Rank};
@@ -20,8 +20,8 @@ pub(crate) struct PlanKey {
 }
 
 impl PlanKey {
-    /// That of a request with even counts on elements of so many bytes, partial sums of which have `partial_size`; `None` for
-    /// others.
+    /// The key of a request with even counts, on elements of `element_size` bytes whose partial sums have `partial_size`;
+    /// `None` for others.
     pub(crate) fn of(shape: &Shape, (element_size, partial_size): (usize, usize)) -> Option<Self> {
         let Counts::Even(count) = shape.counts else {
             return None;
@@ -38,7 +38,7 @@ impl PlanKey {
         })
     }
 
-    /// The same, of a request that folds in rank order or in any.
+    /// The same, for a request that folds in rank order or in any order.
     pub(crate) fn in_rank_order(self, in_rank_order: bool) -> Self {
         Self {
             in_rank_order,
@@ -46,7 +46,7 @@ impl PlanKey {
         }
     }
 
-    /// What it was made of, on rank `rank` of `world`.
+    /// The shape that it was made from, on rank `rank` of `world`.
     pub(crate) fn shape(&self, rank: Rank, world: usize) -> Shape<'static> {
         Shape {
             collective: self.collective,

@@ -1,4 +1,4 @@
-//! What a caller asks for, checked before a byte moves.
+//! The request of a caller, checked before a byte moves.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub struct Request {
     pub op: Option<ReduceOp>,
     /// The root of a rooted operation, else 0.
     pub root: Rank,
-    /// What this rank contributes; `None` in place, and where it contributes nothing.
+    /// This rank's contribution; `None` in place, and where it contributes nothing.
     pub input: Option<Memory>,
     /// Where the result goes; `None` where this rank gets none.
     pub output: Option<Memory>,
@@ -367,7 +367,7 @@ impl Request {
             )
     }
 
-    /// What it is compared by with the calls of other ranks.
+    /// The fingerprint by which it is compared with the calls of other ranks.
     pub(crate) fn fingerprint(&self, sequence: u64, algorithm: u8) -> Fingerprint {
         let (count, counts) = match &self.sizes {
             Sizes::Even(count) => (*count, 0),
@@ -401,7 +401,7 @@ impl Request {
         self.op.map_or(self.dtype, accumulator)
     }
 
-    /// What the plan is made from.
+    /// The shape from which the plan is made.
     pub(crate) fn shape(&self, rank: Rank, world: usize) -> Shape<'_> {
         Shape {
             collective: self.collective,

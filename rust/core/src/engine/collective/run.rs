@@ -116,11 +116,12 @@ fn link_direction(step: &Step) -> Option<(Rank, Direction)> {
 pub(crate) struct PlanRun {
     compiled: Arc<CompiledPlan>,
     operands: Operands,
-    /// What the input is to be multiplied with, before anything else.
+    /// The factor by which the input is to be multiplied, before anything else.
     factor: Option<f64>,
     /// How it is done in shared memory, if the ranks agree. Until they have decided there is no plan of messages.
     shared: Option<SharedRun>,
-    /// What it is a run of, where the next operation like it may use it again, and how long the buffers of each are.
+    /// The key of its operation, where the next operation like it may use the run again; and the lengths of the input and
+    /// output buffers.
     reuse_key: Option<ReuseKey>,
     lengths: (usize, usize),
     /// The first unfinished step.
@@ -131,7 +132,7 @@ pub(crate) struct PlanRun {
     window: [Progress; WINDOW],
 }
 
-/// What two operations have in common that differ in their memory alone.
+/// The common properties of operations that differ in their memory alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ReuseKey {
     collective: Collective,
@@ -213,7 +214,7 @@ impl PlanRun {
         self.shared = shared;
     }
 
-    /// What its plan of messages is made from, where the ranks have decided to go by one.
+    /// The key of its plan of messages, where the ranks have decided to go by one.
     pub(crate) fn declined(&self) -> Option<PlanKey> {
         let shared = self.shared.as_ref()?;
         (shared.state() == State::Declined).then_some(shared.key)
@@ -228,7 +229,7 @@ impl PlanRun {
         self.restart();
     }
 
-    /// What it works on.
+    /// Its operands.
     pub(crate) fn operands(&self) -> &Operands {
         &self.operands
     }
@@ -270,7 +271,7 @@ impl PlanRun {
         let (input, output) = (request.input.take(), request.output.take());
         self.operands.buffers.renew(input, output);
         self.operands.number(sequence);
-        // What has ended has left the window as it was at first.
+        // A run that has ended has left the window as it was at first.
         (self.base, self.ended, self.left) = (0, 0, 0);
     }
 
@@ -358,7 +359,7 @@ impl PlanRun {
         self.operands.fingerprint().name()
     }
 
-    /// What every message of the operation begins with, but for the message's own length.
+    /// The fingerprint of every message of the operation, but for the message's own length.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         *self.operands.fingerprint()
     }

@@ -41,12 +41,12 @@ impl Progress {
     }
 }
 
-/// What else there is to know of a step.
+/// Further properties of a step.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Way<'a> {
     /// The number of the span that it sends, if others send it too.
     pub(crate) staged: Option<(&'a RepeatedSends, usize)>,
-    /// It receives what no later step reads.
+    /// It receives data that no later step reads.
     pub(crate) is_last: bool,
 }
 
@@ -422,7 +422,7 @@ impl Operands {
     }
 }
 
-/// What a step does with the message it receives.
+/// The handling of the message that a step receives.
 struct Incoming {
     dst: Span,
     wire: Wire,
@@ -431,7 +431,7 @@ struct Incoming {
     streaming: Streaming,
 }
 
-/// What has come of a message.
+/// The part of a message that has come.
 enum Begun {
     Nothing,
     Header,

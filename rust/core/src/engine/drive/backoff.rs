@@ -15,7 +15,7 @@ use crate::engine::drive::contention::{self, Contention, Moment};
 use crate::error::{Error, Result};
 use crate::rarely::Rarely;
 
-/// What a waiting thread does next.
+/// The next act of a waiting thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Spin,
@@ -56,8 +56,8 @@ const YIELDS: u32 = 1000;
 /// For how long it does, at the least: some time slices of the scheduler.
 const YIELDING: Duration = Duration::from_millis(10);
 
-/// With so many ranks to a core, a rank that yields runs again within tens of microseconds. With more it yields less often, so that
-/// it sleeps after about the same time.
+/// With up to this many ranks to a core, a rank that yields runs again within tens of microseconds. With more it yields less
+/// often, so that it sleeps after about the same time.
 const RANKS_PER_CORE: usize = 8;
 
 /// How often a wait for work of other threads yields before it sleeps.
@@ -176,8 +176,8 @@ impl Backoff {
         self.contention.note(given, contention::now());
     }
 
-    /// Nothing moved; `needs_others` tells whether what is waited for is the work of other threads: that peers read what is lent to
-    /// them, or that links are opened.
+    /// Nothing moved. `needs_others` tells whether the thread waits for the work of other threads: for peers to read the memory
+    /// that is lent to them, or for links to be opened.
     ///
     /// Then it sleeps soon where cores are few. To the scheduler a thread that yields is one that works, so that two
     /// readers may share one core while two ranks that wait for them share the other, and a hundred ranks that wait for
@@ -218,7 +218,7 @@ pub(crate) struct Parker {
 }
 
 impl Parker {
-    /// Smaller ones stand for what is not reported.
+    /// Smaller keys stand for events that are not reported.
     pub(crate) const FIRST_KEY: u64 = 1 << 32;
 
     pub(crate) fn new() -> Result<Self> {
@@ -236,8 +236,9 @@ impl Parker {
         make().map_err(|error| Error::system("make a set of descriptors to wait on", error))
     }
 
-    /// Watches `fd` for every change. A closed descriptor leaves the set by itself (but for the sign of a peer's life, a pipe that others
-    /// have too: it rings once more, when that ends). One that is in it already, as a process that several links lead to, stays.
+    /// Watches `fd` for every change. A closed descriptor leaves the set by itself, but for the sign of a peer's life: other
+    /// processes have that pipe too, and it rings once more when the peer ends. A descriptor that is in the set already stays,
+    /// as that of a process to which several links lead.
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         match epoll::add(&self.epoll, fd, EventData::new_u64(1), flags) {

@@ -175,7 +175,7 @@ enum Carried {
     On(Arc<WorkState>),
 }
 
-/// What came of a turn.
+/// The result of a turn.
 pub(crate) enum Turn {
     Over(bool),
     Moved,

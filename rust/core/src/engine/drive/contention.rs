@@ -43,18 +43,18 @@ const SLICE: u64 = 4_000_000;
 /// a try costs a time slice or two.
 const PERIOD: u64 = 40_000_000;
 
-/// A try has its result within so many periods; what is found later is something new.
+/// A try has its result within this many periods; a later finding is a new one.
 const ANSWER: u64 = 4;
 
 /// How often the time until the next try doubles while the result stays the same: to 1.3 seconds. Calls that come every
 /// two milliseconds then pay a time slice in one of three hundred, and not in one of twenty.
 const MOST_PATIENCE: u32 = 5;
 
-/// What a rank has found.
+/// The findings of a rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Contention {
     kind: Kind,
-    /// What it was until the try that is going on.
+    /// The kind until the try that is going on.
     before: Kind,
     /// The period in which `kind` last changed.
     since: u64,
@@ -180,7 +180,7 @@ mod tests {
     struct Waits {
         contention: Contention,
         now: Moment,
-        /// What was found, in words.
+        /// The findings, in words.
         told: Vec<&'static str>,
     }
 
@@ -204,7 +204,7 @@ mod tests {
             self.told.extend(self.contention.end_wait(|| self.now));
         }
 
-        /// Waits whose first yields are so long, where there are any; how many there were until the way to wait changed.
+        /// Waits that each end after a yield of length `away`. Returns how many there were until the way to wait changed.
         fn until_other(&mut self, away: Moment) -> usize {
             let before = self.yields();
             (1..)

@@ -92,7 +92,7 @@ impl Driven for Group {
 
 impl Group {
     fn prepare(&self, core: &mut Core, until: &mut Option<Instant>) -> bool {
-        // What is forgotten here is looked at afterwards.
+        // The events that are forgotten here are looked at afterwards.
         self.parker().clear();
         self.look_around(core);
         // It may have read what an operation was waiting for.

@@ -19,7 +19,7 @@ struct State<G> {
     is_attended: bool,
 }
 
-/// What the thread finds when it looks.
+/// The result of a look by the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     /// It has groups; `newly` when some have been handed over since.
@@ -98,7 +98,7 @@ mod model {
     struct Office {
         handover: Handover<u32>,
         bell: Bell,
-        /// What the slow group waits for has happened.
+        /// The event that the slow group waits for has happened.
         has_happened: AtomicBool,
         /// Rung when a group is done that is not the slow one.
         done: Bell,
@@ -166,7 +166,7 @@ mod model {
         });
     }
 
-    /// What the slow group waits for happens only when the second one is done.
+    /// The event that the slow group waits for happens only when the second group is done.
     #[test]
     fn loom_no_group_is_slept_past() {
         check(|office| {

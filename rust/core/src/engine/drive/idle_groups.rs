@@ -1,9 +1,9 @@
 //! The groups that the progress thread looks after although no caller waits in them.
 //!
 //! A rank that has nothing to exchange with a peer does not read what comes from it, and may do so little that it never
-//! looks around by itself ([`crate::engine::collective::pair_counts`]). So the thread looks into such a group, a few times a second while the group
-//! works. When it has done nothing for one such pause, the thread has its links ring instead and sleeps: a process that
-//! computes, or is idle, is not woken for this.
+//! looks around by itself ([`crate::engine::collective::pair_counts`]). So the thread looks into such a group, a few times a
+//! second while the group works. When the group has done nothing for one such pause, the thread has its links ring instead
+//! and sleeps: a process that computes, or is idle, is not woken for this.
 
 use std::sync::Weak;
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 //!
 //! As with collectives, a call first tries a few times, under the group's lock: it puts a short message into the link
 //! if there is room for all of it, and a receive takes the next message if that is the one it asks for. Everything else
-//! becomes an operation that other threads can drive; also a message of which only the beginning has come.
+//! becomes an operation that other threads can drive; so does a message that has come only in part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -261,7 +261,7 @@ pub(crate) struct Inbound {
     pub(crate) tag: u64,
 }
 
-/// What looking for a message has found.
+/// The result of looking for a message.
 enum Found {
     /// All of it, from that rank.
     Whole(Rank),
@@ -296,7 +296,7 @@ mod tests {
         }
     }
 
-    /// What rank 0 has of its traffic with rank 1, and rank 1's end of the link between them.
+    /// Rank 0's state of its traffic with rank 1, and rank 1's end of the link between them.
     fn sides() -> (Matching, LinkTable, impl Link) {
         let (ours, theirs) = local::pair(1 << 18).unwrap();
         let mut links = LinkTable::new(2);

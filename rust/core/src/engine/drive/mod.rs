@@ -2,15 +2,15 @@
 //! the sleep; all else in the engine is moved by them, and asks its group's clock.
 //!
 //! - `blocking`, `messages`: calls that end in the calling thread, after a few looks. `lead`: a caller that waits for longer.
-//! - `progress`: the thread that drives the rest; `driven`, a group as it sees it; `handover`, how it gets groups; `idle_groups`,
-//!   which it looks at now and then.
+//! - `progress`: the thread that drives the rest. `driven`: a group as the thread sees it. `handover`: how it gets groups.
+//!   `idle_groups`: the groups that it looks at now and then.
 //! - `completions`: threads that call back. `threads`: when all of these are there.
 //! - `backoff` and `contention`: when to spin, to yield and to sleep.
 //!
-//! What crossbeam has for this was looked at, and does not fit:
+//! The parts that crossbeam has for this were looked at, and do not fit:
 //!
-//! - Its `Parker` sleeps on a condition variable. A [`backoff::Parker`] sleeps in epoll, on the sockets, doorbells, pidfds and signs of life of
-//!   peers, which wake it up as well as other threads do.
+//! - Its `Parker` sleeps on a condition variable. A [`backoff::Parker`] sleeps in epoll, on the sockets, doorbells, pidfds
+//!   and signs of life of peers, which wake it up as well as other threads do.
 //! - Its `Backoff` spins up to a fixed number of times and then yields. How long spinning pays depends on whether a rank
 //!   has a core to itself, and yielding beside a program that computes costs a time slice, so [`backoff::Backoff`] learns both.
 //! - Its `CachePadded` pads by what this processor wants. Words that two processes share have one layout for all builds,

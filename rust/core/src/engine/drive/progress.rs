@@ -1,5 +1,5 @@
-//! The thread of a process that drives groups in which no caller waits. It sleeps when there is nothing to do, and ends when told
-//! to.
+//! The thread of a process that drives groups in which no caller waits. It sleeps when there is nothing to do, and ends when
+//! told to.
 //!
 //! Waking a thread costs more than a short message takes, and a thread that wakes takes a core from a rank that could use
 //! it. So the thread does not go to sleep as soon as callers drive their groups themselves: for a few milliseconds it
@@ -25,7 +25,7 @@ use crate::engine::drive::backoff::{Backoff, Next, Parker};
 use crate::engine::drive::handover::{Handover, Look};
 use crate::engine::drive::idle_groups::{IdleGroup, IdleGroups};
 
-/// What the thread drives: a group. It has operations, in which callers wait or do not, and links.
+/// A group that the thread drives. It has operations, in which callers wait or do not, and links.
 pub(crate) trait Driven: Send + Sync + 'static {
     /// Its number among those of this process.
     fn number(&self) -> u32;
@@ -62,7 +62,7 @@ pub(crate) struct Progress<G> {
     newcomers: Mutex<Vec<IdleGroup<G>>>,
 }
 
-/// What the thread found in a group.
+/// The findings of the thread in a group.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Found {
     /// Something moved.

@@ -31,7 +31,7 @@ impl RuntimeThreads {
     }
 }
 
-/// What keeps the threads here: every open group has it.
+/// The guard that keeps the threads running: every open group has it.
 pub(crate) struct ThreadsGuard {
     threads: Arc<RuntimeThreads>,
     home: Home,

@@ -41,8 +41,8 @@ static SAID_UNPROVEN: AtomicBool = AtomicBool::new(false);
 const BARRIER_TAG: u64 = u64::MAX;
 
 impl Group {
-    /// Forms a group through a store, which may take as long as `patience`. `numbers`: of its ranks in the whole job, where that
-    /// has more.
+    /// Forms a group through a store, which may take as long as `patience`. `numbers`: those of its ranks in the whole job,
+    /// where that has more ranks.
     pub(crate) fn join(
         store: &dyn Store,
         (rank, world): (Rank, usize),
@@ -348,7 +348,7 @@ fn clarify(error: Error, numbers: Option<&[Rank]>) -> Error {
     }
 }
 
-/// What only the ranks of this job know: the store's secret and the one of the user's file, as far as there are such.
+/// The secret that only the ranks of this job know: the store's, the one in the user's file, or both mixed, if there is any.
 fn secret(store: &dyn Store, config: &Config) -> Result<Option<Secret>> {
     let file = config.secret_file.as_deref().map(Secret::read_file);
     Ok(match (file.transpose()?, store.secret()) {
@@ -367,7 +367,7 @@ impl Gate for Door {
         let Some(group) = self.group.upgrade().filter(|group| !group.is_closed()) else {
             return Verdict::Left;
         };
-        // Which links there are the endpoint knows; the group's lock is with whoever waits for this one.
+        // The endpoint knows which links there are. The thread that waits for this one has the group's lock.
         match from < group.world() && from != group.rank() {
             true => Verdict::Accept,
             false => Verdict::Duplicate,
@@ -400,7 +400,7 @@ impl Gate for Door {
     }
 }
 
-/// What this rank says of itself.
+/// The introduction of this rank to the others.
 fn introduction(
     store: &dyn Store,
     (rank, world): (Rank, usize),
@@ -433,7 +433,7 @@ fn introduction(
     Ok(me)
 }
 
-/// What things cost this rank, the first, and between it and other hosts: it holds for all members, so that all make the same
+/// The costs on this rank, the first, and between it and other hosts. They hold for all members, so that all make the same
 /// choices.
 fn price(endpoint: &Endpoint, members: &[Introduced]) -> Rounded {
     if members.len() < 2 {
@@ -524,7 +524,7 @@ mod tests {
         assert_eq!(choice.messages, Algorithm::Hierarchical);
     }
 
-    /// Ranks of which nothing says beforehand that they are on one host.
+    /// Nothing tells these ranks beforehand that they are on one host.
     #[test]
     fn ranks_that_meet_in_a_file_listen_on_loopback_alone() {
         let path = std::env::temp_dir().join(format!("unisono-loopback-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! What waiting ranks tell each other: the operation each one is in, and what they wait for.
+//! The positions that waiting ranks tell each other: the operation each one is in, and the bytes it waits for.
 //!
 //! Every message carries its operation's fingerprint, but ranks that all wait to receive send none: two ranks that
 //! each take the other for the root of a `reduce`, say. So a rank that has waited for a while tells its operation to
@@ -66,8 +66,9 @@ impl Group {
         }
     }
 
-    /// Replaces an error by its cause, where that is known: a mismatch of two operations' numbers by the difference that led to it,
-    /// and memory that a peer has withdrawn by its notice that it has ended the group, which comes before and has not been read.
+    /// Replaces an error by its cause, where that is known. A mismatch of two operations' numbers becomes the difference that
+    /// led to it. An error about memory that a peer has withdrawn becomes the peer's notice that it has ended the group, which
+    /// comes before and has not been read.
     pub(crate) fn explained(&self, core: &mut Core, error: Error) -> Error {
         if error.code == Code::Untrusted
             && let Some(peer) = error.peer
@@ -104,7 +105,7 @@ impl Group {
         links.filter_map(|(_, _, open)| open.look(now)).next()
     }
 
-    /// The error of a `peer` that is in an operation of which this rank's of the same number differs.
+    /// The error of a `peer` whose operation differs from this rank's operation of the same number.
     pub(crate) fn contradiction(
         &self,
         core: &Core,

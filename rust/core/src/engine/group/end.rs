@@ -78,8 +78,8 @@ impl Group {
         drop((endpoint, stay));
     }
 
-    /// Says farewell, and ends what is under way. Returns the links over which what was sent may still be on its way, unless the
-    /// group was closed before.
+    /// Says farewell, and ends what is under way. Returns the links, over which sent bytes may still be on their way, unless
+    /// the group was closed before.
     pub(crate) fn leave(&self) -> Option<LinkTable> {
         if self.closed.swap(true, Ordering::AcqRel) || !self.home.is_here() {
             return None;
@@ -133,7 +133,7 @@ fn linger(mut links: LinkTable) {
     }
 }
 
-/// Whether what was sent over all of these links has arrived. What comes over them is discarded.
+/// Whether everything sent over all of these links has arrived. Bytes that come over them are discarded.
 pub(crate) fn are_delivered(links: &mut LinkTable) -> bool {
     // All of them each time.
     let links = links.iter_open();

@@ -1,4 +1,4 @@
-//! What operations would take and what a group takes: answers without a byte moved.
+//! The time that operations would take, and the resources of a group: answers without a byte moved.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl Group {
         Duration::from_secs_f64(latency + 2.0 * message + byte * bytes as f64)
     }
 
-    /// What the group holds on this rank, by name: links by kind, bytes of memory in them and kept for reuse,
+    /// The resources that the group holds on this rank, by name: links, bytes of memory in them and kept for reuse,
     /// operations and plans.
     pub(crate) fn memory(&self) -> Vec<(&'static str, u64)> {
         let Some(mut core) = self.lock_here() else {

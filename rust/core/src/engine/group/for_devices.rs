@@ -1,4 +1,4 @@
-//! What operations on device memory need of the group that they stand on: its peers' state, its pages, its end.
+//! The services of a group for the operations on device memory that stand on it: its peers' state, its pages, its end.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::engine::links::{Slot, loss};
 use crate::engine::state::Group;
 use crate::engine::work::WorkState;
 
-/// What names a group in all its members, for as long as the job runs.
+/// The name of a group in all its members, for as long as the job runs.
 pub(crate) type Identity = [u8; 16];
 
 impl Group {
@@ -94,7 +94,7 @@ impl Group {
                 continue;
             }
             let error = loss(&state, self.world, (peer, &self.name_of(peer)));
-            // What a peer says of the cause tells more than that another one is gone.
+            // A peer's notice of the cause tells more than the loss of another peer.
             if found.is_none() || matches!(state, PeerState::Aborted(_)) {
                 found = error;
             }

@@ -111,7 +111,7 @@ impl Liar {
     }
 }
 
-/// Joins as the rank that lies. What listens at the address that it publishes accepts no connection.
+/// Joins as the rank that lies. The endpoint at the address that it publishes accepts no connection.
 fn join(store: &MemoryStore, config: &Config) -> (Roster, Arc<Endpoint>) {
     let endpoint = Endpoint::start(EndpointOptions {
         interface: Some("lo".into()),
@@ -127,7 +127,7 @@ fn join(store: &MemoryStore, config: &Config) -> (Roster, Arc<Endpoint>) {
     (roster, endpoint)
 }
 
-/// What the honest ranks are in when the liar begins.
+/// The operation of the honest ranks when the liar begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Doing {
     /// An all_reduce of all ranks.
@@ -225,7 +225,7 @@ fn fingerprint(length: u64) -> [u8; HEADER] {
     .encode()
 }
 
-/// What comes on the data connection instead of a message, in clear and sealed, and the code of the error.
+/// Tries each lie, in clear and sealed: its bytes on the data connection instead of a message, and the code of the error.
 fn check(doing: Doing, lies: &[(&str, &[u8], Code)]) {
     for (what, bytes, code) in lies {
         for encrypt in [false, true] {

@@ -35,7 +35,7 @@ impl Group {
         };
         let waited = now.saturating_duration_since(first);
         if waited < TOLD_AFTER {
-            // What begins later is to be asked about later.
+            // Operations that begin later are to be asked about later.
             core.next_question = Some(first + TOLD_AFTER);
             return;
         }
@@ -60,7 +60,7 @@ impl Group {
         }
     }
 
-    /// What is known of awaited peers that do not seem to run, to follow the list of waits.
+    /// The awaited peers that do not seem to run, in words, to follow the list of waits.
     pub(crate) fn stalls(&self, core: &Core) -> String {
         let mut told = BTreeSet::new();
         let mut text = String::new();

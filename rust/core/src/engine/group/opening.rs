@@ -39,8 +39,8 @@ impl Group {
         if !needed || peer == self.rank {
             return;
         }
-        // Of two attempts that meet the lower rank's wins; the other may find the link there when its turn comes. What was
-        // awaited and has not come is late already.
+        // Of two attempts that meet the lower rank's wins; the other may find the link there when its turn comes. A link that
+        // was awaited and has not come is late already.
         let goes_first = self.rank < peer || !matches!(core.links.slot(lane, peer), Slot::Closed);
         if matches!(core.links.slot(lane, peer), Slot::Closed) {
             core.links.note_opening(self.clock.now());

@@ -1,6 +1,6 @@
-//! What a panic under a group's lock becomes.
+//! Panics under a group's lock.
 //!
-//! It is a defect, and the end of the group: half of a step has been done, so no operation may go on, nor may its memory
+//! A panic is a defect, and the end of the group: half of a step has been done, so no operation may go on, nor may its memory
 //! be used. But threads wait for the group, one of them in the place of the others, and the progress thread drives other
 //! groups too. So the panic stops at the group: it fails with an `Internal` error, which ends every wait.
 

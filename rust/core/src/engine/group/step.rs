@@ -113,7 +113,7 @@ impl Group {
             }
         }
         if let Some((teller, notice)) = aborted {
-            // What the others had sent before may be all that an operation still needs.
+            // The messages that the others sent before may be all that an operation still needs.
             self.step(core);
             if core.is_busy() {
                 self.end_as(core, teller, &notice);
@@ -127,7 +127,7 @@ impl Group {
         }
         self.tell_positions(core, now);
         self.ask_for_life(core, now);
-        // What arrived before the end still counts: only when nothing moves any more is a wait in vain.
+        // Bytes that arrived before the end still count: only when nothing moves any more is a wait in vain.
         if !someone_left || !self.step(core) {
             if let Some(error) = self.in_vain(core, now) {
                 self.fail(core, error);
@@ -226,7 +226,7 @@ impl Group {
         Some(error)
     }
 
-    /// What everything under way waits for, in words.
+    /// The waits of everything under way, in words.
     pub(crate) fn describe_waits(&self, core: &Core) -> String {
         let (mut waits, mut more) = (Vec::new(), 0);
         visit_waits(

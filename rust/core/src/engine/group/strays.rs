@@ -116,7 +116,7 @@ impl Group {
             // The thread that drives it does this.
             return Outlook::Busy;
         }
-        // What comes from here on wakes the thread.
+        // Everything that comes from here on wakes the thread.
         self.parker.clear();
         if self.has_mail() {
             self.read_mail(core);

@@ -296,7 +296,7 @@ impl Group {
         })
     }
 
-    /// Receives a note that stands for a message of `note_of` bytes of `dtype`, for an operation that reports name as `operation`.
+    /// Receives a note that stands for a message of `note_of` bytes of `dtype`. Reports name it as `operation`.
     pub(crate) fn receive_note(
         &self,
         (operation, dtype, note_of): (Collective, DataType, usize),

@@ -23,7 +23,7 @@ pub(crate) enum Direction {
     Meet,
 }
 
-/// What a step does next, for reports and for deciding what to wake for.
+/// The wait of a step: its peer, direction and progress, for reports and for deciding what to wake for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) peer: Rank,
@@ -52,7 +52,7 @@ pub(crate) struct OpenLink {
     /// The header of the message now arriving, as far as it has come.
     pub(crate) header: [u8; HEADER],
     pub(crate) header_bytes: usize,
-    /// What to wake for; rebuilt before each sleep.
+    /// The events to wake for; rebuilt before each sleep.
     pub(crate) interest: Interest,
     /// The peer's state when last looked at, while it was not `Present`.
     pub(crate) ended: Option<PeerState>,
@@ -188,8 +188,7 @@ named_of_neighbours! {
 }
 
 impl PeerLink {
-    /// What a payload must be to be lent, if the peer is on this host: from how many bytes on, and in how many pieces at
-    /// most.
+    /// The bounds of a payload that can be lent, if the peer is on this host: the least bytes, and the most pieces.
     pub(crate) fn lends(&mut self) -> Option<(usize, usize)> {
         let neighbour = self.link.neighbour()?;
         Some((neighbour.lends_from(), neighbour.most_lent_runs()))
@@ -235,8 +234,8 @@ impl DerefMut for PeerLink {
     }
 }
 
-/// All links of a group, by lane and peer. A peer without a link has a few words: a group may be large, and a rank of it talk to
-/// few. A small call looks its links up by one address.
+/// All links of a group, by lane and peer. A peer without a link takes a few words: a group may be large, and a rank of it talk
+/// to few. A small call looks its links up by one address.
 pub(crate) struct LinkTable {
     slots: [Vec<Slot>; 2],
     /// How many are being opened, and when the last of them was needed first.
@@ -244,8 +243,8 @@ pub(crate) struct LinkTable {
     opening_since: Option<Instant>,
 }
 
-/// For how long after a link was needed a rank expects it to come soon. What takes longer waits for a peer, which must not
-/// make waits for others longer.
+/// For how long after a link was needed a rank expects it to come soon. A link that takes longer waits for a peer, which must
+/// not make waits for others longer.
 const SOON: Duration = Duration::from_secs(1);
 
 impl LinkTable {

@@ -1,4 +1,4 @@
-//! What fails on a link names its peer.
+//! Failures on a link name its peer.
 
 use super::faulty::{At, Faulty};
 use super::*;

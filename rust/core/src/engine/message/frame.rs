@@ -27,7 +27,7 @@ pub(crate) enum Kind {
 pub(crate) struct Frame {
     pub(crate) kind: Kind,
     pub(crate) dtype: u8,
-    /// What travels is a note of [`NOTE`] bytes that stands for a message of `bytes` bytes.
+    /// The payload is a note of [`NOTE`] bytes that stands for a message of `bytes` bytes.
     pub(crate) is_note: bool,
     pub(crate) tag: u64,
     /// The sender's number of the message; in `Credit` unused.

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::transport::endpoint::Lane;
 use crate::types::{DataType, Rank};
 
-/// What a receive that has not been started asks for.
+/// The message that a receive asks for before it has been started.
 pub(crate) struct Wanted<'a> {
     pub(crate) from: Rank,
     pub(crate) tag: u64,
@@ -33,7 +33,7 @@ impl Wanted<'_> {
     }
 }
 
-/// What such a receive has found.
+/// The result of a look by such a receive.
 pub(crate) enum Look {
     Received,
     /// A part of the message.

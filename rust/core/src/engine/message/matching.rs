@@ -9,12 +9,12 @@
 //! so that a frame's payload always has a place to go and no message can block another one behind it. A receiver that
 //! is busy with something else may be about to post the receive: while its thread waits awake
 //! ([`Matching::hold_offers`]), and wants nothing else of that peer, an offer waits as well. One message at a time is
-//! offered to a peer. What a sender may have kept at the other side is bounded by [`CREDIT`](super::peer::CREDIT);
-//! beyond it short messages are announced too.
+//! offered to a peer. [`CREDIT`](super::peer::CREDIT) bounds the bytes that the other side keeps for a sender; beyond it
+//! short messages are announced too.
 //!
 //! A message from rank r with tag t meets the first posted receive that asks for r (or for any rank) and t, in the
-//! order of sending; a receive meets the first kept message that fits, in the order of arrival. What a rank sends to itself is
-//! copied, to its receive or to what is kept.
+//! order of sending; a receive meets the first kept message that fits, in the order of arrival. A message of a rank to itself
+//! is copied, to its receive or to the kept messages.
 //!
 //! Where a message under way can be is known in one place ([`Peer::under_way`], beside the receives that are posted). Whom a
 //! rank depends on ([`Matching::dependence`]), what is late, what reports name and what fails with the group follow from it.
@@ -152,7 +152,7 @@ impl Matching {
         posted.chain(met)
     }
 
-    /// Whether what is under way, as [`Matching::under_way`] has it, can end without `rank`. A rank's own end is not its concern.
+    /// Whether the messages of [`Matching::under_way`] can end without `rank`. A rank does not depend on itself.
     pub(crate) fn dependence(&self, rank: Rank) -> Dependence {
         let is_met = || self.peers[rank].under_way().next().is_some();
         if rank == self.rank {

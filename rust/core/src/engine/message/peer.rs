@@ -1,4 +1,4 @@
-//! What one side knows of its traffic with one peer: what is on its way, and what waits for something.
+//! One side's state of its traffic with one peer: the messages on their way, and those that wait for something.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

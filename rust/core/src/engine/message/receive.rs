@@ -16,7 +16,7 @@ use crate::transport::endpoint::Lane;
 use crate::types::{DataType, Rank};
 
 impl Matching {
-    /// Starts a receive; with `note_of` of a note that stands for a message of so many bytes. Returns whether it has met its
+    /// Starts a receive; with `note_of`, of a note that stands for a message of that length. Returns whether it has met its
     /// message.
     pub(crate) fn receive(
         &mut self,

@@ -16,8 +16,8 @@ use crate::transport::endpoint::Lane;
 use crate::types::{DataType, Rank};
 
 impl Matching {
-    /// Starts a send, with `note_of` of a note that stands for a message of so many bytes. One to oneself ends at once: without a
-    /// receive it is kept.
+    /// Starts a send; with `note_of`, of a note that stands for a message of that length. A send to oneself ends at once:
+    /// without a receive the message is kept.
     pub(crate) fn send(
         &mut self,
         dtype: DataType,

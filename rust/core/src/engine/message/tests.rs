@@ -87,7 +87,7 @@ impl<L: Link> Side<L> {
             .unwrap();
     }
 
-    /// What this side has answered.
+    /// The kind of this side's next answer.
     fn answer(&mut self) -> Option<Kind> {
         let mut kind = None;
         let mut take = |message: &[u8]| {
@@ -102,7 +102,7 @@ impl<L: Link> Side<L> {
 #[test]
 fn an_offer_waits_for_a_receive_while_the_caller_is_awake() {
     let (message, mut into) = (vec![7_u8; LENGTH], vec![0_u8; LENGTH]);
-    // SAFETY: the buffer outlives all receives, of which one at most is filled.
+    // SAFETY: the buffer outlives all receives, and one of them at most is filled.
     let mut memory = || unsafe { Memory::of_mut(&mut into) };
     let mut side = side();
     side.matching.hold_offers(true);
@@ -121,7 +121,7 @@ fn an_offer_waits_for_a_receive_while_the_caller_is_awake() {
 #[test]
 fn an_offer_is_declined_before_the_caller_sleeps() {
     let mut into = vec![0_u8; LENGTH];
-    // SAFETY: the buffer outlives all receives, of which one at most is filled.
+    // SAFETY: the buffer outlives all receives, and one of them at most is filled.
     let mut memory = || unsafe { Memory::of_mut(&mut into) };
     let mut side = side();
     side.matching.hold_offers(true);
@@ -140,7 +140,7 @@ fn an_offer_is_declined_before_the_caller_sleeps() {
 #[test]
 fn an_offer_does_not_wait_before_what_is_wanted() {
     let mut into = vec![0_u8; LENGTH];
-    // SAFETY: the buffer outlives all receives, of which one at most is filled.
+    // SAFETY: the buffer outlives all receives, and one of them at most is filled.
     let mut memory = || unsafe { Memory::of_mut(&mut into) };
     // Another message of that peer; of a peer unknown; a payload that was asked for; the answer to an announcement.
     for wanted in 0..4 {
@@ -189,8 +189,8 @@ fn an_offer_does_not_wait_before_what_is_wanted() {
     }
 }
 
-/// Of so many messages under way each costs the same, whichever ends first. The bound is far above what a cache costs, and
-/// far below what a search does.
+/// However many messages are under way, each costs the same, whichever ends first. The bound is far above the cost of caches,
+/// and far below that of a search.
 #[test]
 fn many_messages_under_way_cost_no_more_each() {
     const FEW: u64 = 2_000;

@@ -480,7 +480,7 @@ impl ControlChannel for SimulatedLink {
     }
 
     fn is_delivered(&mut self) -> bool {
-        // What comes is discarded.
+        // Bytes that come are discarded.
         self.take(usize::MAX, 1);
         self.with(|this, _, _, _| this.stream.is_empty())
     }

@@ -4,8 +4,8 @@
 //! A seed decides everything: the ranks and their hosts, the calls, the links' latencies, rates and buffers, which rank moves
 //! next, and what goes wrong. The same seed makes the same world again. Ranks of one host have the links that they have in a
 //! process ([`crate::transport::local`]), so lending and windows are the real ones; ranks of different hosts have links of a
-//! [`Fabric`]. A rank moves while it can, announces that it sleeps, and is woken by a link or by the time that it asked for, and
-//! by nothing else. So a wake-up that is forgotten is a wait for the timeout.
+//! [`Fabric`]. A rank moves while it can, announces that it sleeps, and is woken by a link or by the time that it asked for,
+//! and by nothing else. So a wake-up that is forgotten is a wait for the timeout.
 //!
 //! These must hold, whatever the seed:
 //!

@@ -187,8 +187,8 @@ impl Player {
         }
     }
 
-    /// Moves its operations as far as that goes, and goes to sleep where nothing moves. `looks`: also at deadlines and peers, as a
-    /// thread does now and then.
+    /// Moves its operations as far as they go, and goes to sleep where nothing moves. `looks`: it also looks at deadlines and
+    /// peers, as a thread does now and then.
     pub(super) fn drive(&mut self, looks: bool) {
         if self.group.drive(looks).moved {
             self.idle_turns = 0;

@@ -15,9 +15,9 @@ const USUAL: usize = 300;
 /// The lengths and places of the buffers of a world.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Style {
-    /// One call in so many is long.
+    /// One call in this many is long.
     pub(super) long_once_in: usize,
-    /// One call in so many has its buffers in the heap that peers may read.
+    /// One call in this many has its buffers in the heap that peers may read.
     pub(super) heap_once_in: usize,
 }
 

@@ -19,7 +19,7 @@ use crate::plan::Algorithm;
 /// Seeds of an ordinary run.
 const SEEDS: u64 = 10_000;
 
-/// One seed in so many makes its world twice.
+/// One seed in this many makes its world twice.
 const REPEATED: u64 = 50;
 
 /// Marks that an ordinary run reaches beside every algorithm of messages, so that faults there can be found.

@@ -1,8 +1,8 @@
-//! Whether a file is left over from an earlier job. Its header names the process that made it (kernel boot, process
-//! namespace, process id, start time). If that process is known to be gone when the file is opened, no job of which it was
-//! a member can still form, and the file is started anew. If it cannot be known (another host made it), the file is taken
-//! as it is; ranks of the earlier job then show as ranks that were claimed twice, which is an error that names the file's
-//! entries. Use a fresh name for each job across hosts.
+//! Whether a file is left over from an earlier job. Its header names the process that made it (kernel boot, process namespace,
+//! process id, start time). If that process is known to be gone when the file is opened, no job with it as a member can still
+//! form, and the file is started anew. If it cannot be known (another host made it), the file is taken as it is; ranks of the
+//! earlier job then show as ranks that were claimed twice, which is an error that names the file's entries. Use a fresh name
+//! for each job across hosts.
 
 use std::fs;
 

@@ -54,7 +54,7 @@ impl Log {
         Ok(log)
     }
 
-    /// What was read of `key` last.
+    /// The value of `key` that was read last.
     pub(super) fn value(&self, key: &str) -> Option<Vec<u8>> {
         self.values.get(key).cloned()
     }

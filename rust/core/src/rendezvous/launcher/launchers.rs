@@ -22,7 +22,7 @@ pub(super) struct Launcher {
     pub(super) world: &'static [&'static str],
     pub(super) local_rank: &'static [&'static str],
     pub(super) local_world: &'static [&'static str],
-    /// What names the job; the first that is set counts.
+    /// The name of the job; the first that is set counts.
     job: &'static [&'static str],
 }
 

@@ -20,7 +20,7 @@ use crate::types::Rank;
 /// How many ports may be tried for the store, beginning with the master's.
 const CANDIDATES: u16 = 16;
 
-/// What the launcher says about this process.
+/// This process, as the launcher describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// This process's rank.
@@ -33,9 +33,9 @@ pub struct Launch {
     pub local_world: Option<usize>,
     /// Where the ranks meet. A world of one may have none.
     pub master: Option<Master>,
-    /// What distinguishes this job from others that meet at neighbouring ports.
+    /// The name that distinguishes this job from others that meet at neighbouring ports.
     pub job: String,
-    /// What the launcher told its ranks alone, if it did.
+    /// The secret that the launcher told its ranks alone, if it did.
     pub secret: Option<Secret>,
     /// The launcher, in words.
     pub source: &'static str,
@@ -76,7 +76,7 @@ impl Master {
     }
 }
 
-/// What the launcher says about this process.
+/// Reads from the environment how the launcher describes this process.
 ///
 /// # Errors
 /// `InvalidArgument` when no launcher started it, or the variables are incomplete or contradict each other; the

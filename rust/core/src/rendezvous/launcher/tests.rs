@@ -1,4 +1,4 @@
-//! What each launcher sets, and what is said where that does not suffice.
+//! The variables that each launcher sets, and the errors where they do not suffice.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! What the ranks write into the store while a group forms, as bytes: entries, and one verdict.
+//! The records that the ranks write into the store while a group forms, as bytes: entries, and one verdict.
 //!
 //! Every record begins the same way in every version of unisono, so that different versions can say so to each
 //! other; the rest is read only by the same version. Where the job has a secret every record ends with its HMAC under
@@ -10,11 +10,12 @@
 //! member:   public key (32)  attempt (16)  pid (4)  memory node (2, all ones: none)  host  hostname  address
 //! table:    0 (1)  costs (8)  world (4)  pages (2)  {SHA-256 of the page's record (32)}
 //! failure:  1 (1)  code (1)  peer (4, all ones: none)  message
-//! page:     hosts (4)  {host  hostname}  members (4)  {public key (32)  attempt (16)  pid (4)  memory node (2)  host's number (4)  address}
+//! page:     hosts (4)  {host  hostname}  members (4)
+//!           {public key (32)  attempt (16)  pid (4)  memory node (2)  host's number (4)  address}
 //! ```
 //!
-//! A store's value has a limit, so the members of a large group are on several pages. The table is published after them, and what
-//! a rank reads as a page must be what rank 0 has named there.
+//! A store's value has a limit, so the members of a large group are on several pages. The table is published after them, and
+//! the page that a rank reads must be the one that rank 0 has named there.
 //!
 //! Whatever is read is hostile until it has been parsed: every length is checked against what is there and
 //! against a limit, and nothing may follow the end.
@@ -57,7 +58,7 @@ pub(super) type Uuid = [u8; 16];
 /// The SHA-256 of a page.
 pub(super) type Digest = [u8; 32];
 
-/// What one rank says about itself.
+/// The entry of one rank about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) rank: u32,
@@ -68,14 +69,14 @@ pub(super) struct Entry {
     pub(super) settings: Vec<(String, String)>,
 }
 
-/// What rank 0 publishes when it has heard all ranks, or knows that it never will.
+/// The verdict that rank 0 publishes when it has heard all ranks, or knows that it never will.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Table(Table),
     Failure(Error),
 }
 
-/// What there is to know of a group, but for its members.
+/// The data of a group, without its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table {
     /// By which all ranks choose algorithms.

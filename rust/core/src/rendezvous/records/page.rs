@@ -1,4 +1,4 @@
-//! A page of the table: some members of a group, one after the other. What those of one host have in common is there once.
+//! A page of the table: some members of a group, one after the other. The label and the name of each host are on it once.
 
 use std::collections::HashMap;
 

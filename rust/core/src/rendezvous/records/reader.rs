@@ -9,7 +9,7 @@ pub(super) fn put(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend(bytes);
 }
 
-/// What has not been parsed yet.
+/// The bytes that have not been parsed yet.
 pub(super) struct Reader<'a> {
     pub(super) rest: &'a [u8],
 }

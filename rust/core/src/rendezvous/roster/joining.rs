@@ -402,7 +402,7 @@ impl Joining<'_> {
         self.may_be_left_over(claimed_twice(self.me, other))
     }
 
-    /// A failure of which the store itself may be the cause: it has what an earlier job wrote.
+    /// A failure that the store itself may have caused, by the entries of an earlier job.
     fn may_be_left_over(&self, error: Error) -> Error {
         match self.store.relic() {
             Some(relic) => left_over(error, &relic),
@@ -441,7 +441,7 @@ impl Joining<'_> {
 
     /// Tells rank 0 of `error`, which concerns this rank, and returns it.
     fn in_trouble(&self, error: Error) -> Error {
-        // What others report must name this rank, not the one that it found itself in conflict with.
+        // The reports of others must name this rank, not the one that it found itself in conflict with.
         self.publish(TROUBLE, &error.clone().with_peer(self.me.rank));
         error
     }

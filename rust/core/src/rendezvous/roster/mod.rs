@@ -1,10 +1,11 @@
 //! Forming a group: every rank gets the table of all ranks, or learns why there is no group.
 //!
-//! Each rank publishes one entry (`rank/N`) that describes it. Rank 0 reads them all, checks that they belong
-//! together, and publishes one verdict (`verdict`): the table of all members, which are on some pages (`page/N`), or a
-//! failure, which every rank then reports. The other ranks wait for the verdict alone, so the store sees O(n) requests, and for large groups one more for each page and rank. A rank that finds itself in
-//! conflict (its number is taken, its settings are not rank 0's) says so under `trouble`, which rank 0 looks at while
-//! it waits; so all ranks hear of it within about a second instead of at the timeout.
+//! Each rank publishes one entry (`rank/N`) that describes it. Rank 0 reads them all, checks that they belong together, and
+//! publishes one verdict (`verdict`): the table of all members, which are on some pages (`page/N`), or a failure, which every
+//! rank then reports. The other ranks wait for the verdict alone, so the store sees O(n) requests, and for large groups one
+//! more for each page and rank. A rank that finds itself in conflict (its number is taken, its settings are not rank 0's) says
+//! so under `trouble`, which rank 0 looks at while it waits; so all ranks hear of it within about a second instead of at the
+//! timeout.
 //!
 //! **Which process is believed.** An entry has the public key of its rank, and every connection proves that both ends
 //! hold the keys of the table ([`crate::transport::handshake`]). So a process that can only read the store gets nowhere.
@@ -44,7 +45,7 @@ pub(super) fn entry_key(rank: Rank) -> String {
 pub struct Member {
     /// Its rank.
     pub rank: Rank,
-    /// What counts as one host.
+    /// The label of its host.
     pub host: String,
     /// The host's name, for messages.
     pub hostname: String,
@@ -61,13 +62,13 @@ pub struct Member {
 pub struct Roster {
     /// The members, by rank.
     pub members: Vec<Member>,
-    /// What things cost, as rank 0 said: the same on all members.
+    /// The costs that rank 0 gave: the same on all members.
     pub costs: Rounded,
     /// This rank's.
     pub key: GroupKey,
 }
 
-/// What things cost among these members. Rank 0 says so for all, once it knows them.
+/// Gives the costs among these members. Rank 0 calls it for all, once it knows them.
 pub type Price<'a> = &'a dyn Fn(&[Member]) -> Rounded;
 
 /// The members that the rows of a table describe.

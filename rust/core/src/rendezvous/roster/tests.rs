@@ -30,7 +30,7 @@ fn a_process(rank: Rank, world: usize) -> Introduction {
     }
 }
 
-/// What rank 0 says things cost.
+/// The costs that rank 0 gives.
 fn costs() -> Rounded {
     Costs::TYPICAL.rounded(3)
 }
@@ -517,7 +517,7 @@ fn a_rank_that_died_is_not_seen_off() {
     assert!(begun.elapsed() < Duration::from_secs(8));
 }
 
-/// Two jobs at one file, of which the first was killed.
+/// Two jobs at one file, the first of them killed.
 #[test]
 fn a_file_that_is_left_over_is_said_to_be_one() {
     let name = format!("unisono-left-over-{}", std::process::id());

@@ -1,4 +1,4 @@
-//! What clients can make a [TCP store's server](super::server) keep, at most.
+//! The most that clients can make a [TCP store's server](super::server) keep.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use crate::fork::PerProcess;
 
 /// More connections than this are not kept at once, however many descriptors there are.
 const MOST_CONNECTIONS: usize = 1 << 14;
-/// And so many of those that have proved nothing yet.
+/// The most connections that have proved nothing yet.
 const MOST_UNPROVEN: usize = 256;
 
 /// The connections of all servers of this process.
@@ -41,7 +41,7 @@ impl Bounds {
         Self::of(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
     }
 
-    /// Whether no more connections may be kept, of which a server has `own`.
+    /// Whether no more connections may be kept by a server that has `own` of them.
     pub(super) fn are_reached(&self, own: usize) -> bool {
         own.max(OPEN.load(Ordering::Relaxed)) >= self.total
     }
@@ -91,7 +91,7 @@ impl Budget {
     }
 }
 
-/// What one holder keeps of a budget; given back when it is dropped.
+/// The bytes of a budget that one holder keeps; given back when it is dropped.
 #[derive(Debug)]
 pub(super) struct Share {
     budget: Budget,

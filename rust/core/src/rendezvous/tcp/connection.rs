@@ -14,9 +14,9 @@ use super::wire::{
     REPLY_HEAD, Request, StoreKey,
 };
 
-/// What the kernel keeps of a reply.
+/// The bytes of a reply that the kernel keeps.
 const SEND_BUFFER: usize = 128 << 10;
-/// What every connection may keep, so that those that keep much leave room for a usual request.
+/// The bytes that every connection may keep uncounted, so that connections that keep much leave room for a usual request.
 const FREE: usize = 40 << 10;
 
 /// A value of the store, and what it takes of the server's budget, for as long as the store or a reply has it.
@@ -40,7 +40,7 @@ const HELLO_TIME: Duration = Duration::from_secs(10);
 /// comes again when it needs to.
 const TURN_TIME: Duration = Duration::from_secs(60);
 
-/// What a connection is in.
+/// The stages of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Its hello has not come yet.
@@ -69,7 +69,7 @@ pub(super) struct Connection {
     pub(super) since: Instant,
     /// When its stage must have ended.
     pub(super) deadline: Option<Instant>,
-    /// What the epoll waits for.
+    /// The events that the epoll waits for.
     pub(super) interest: EventFlags,
     stream: TcpStream,
     channel: Option<Channel>,
@@ -78,7 +78,7 @@ pub(super) struct Connection {
     /// The beginning of a request.
     request: Vec<u8>,
     reply: Reply,
-    /// What this connection's buffers take.
+    /// The part of the budget that this connection's buffers take.
     share: Share,
     _counted: Counted,
 }
@@ -141,7 +141,7 @@ impl Connection {
     pub(super) fn receive(&mut self, key: &StoreKey, scratch: &mut [u8]) -> Result<bool, Close> {
         while matches!(self.stage, Stage::Greeting | Stage::Answered | Stage::Ready) {
             let most = match self.stage {
-                // What follows the hello is not read before it has been believed.
+                // Bytes after the hello are not read before the hello has been believed.
                 Stage::Greeting => HELLO - self.sealed.len(),
                 _ => scratch.len(),
             };

@@ -1,5 +1,5 @@
-//! The server of the built-in [TCP store](super::store): where it listens, and its life. What its thread does
-//! is next door, in `service`.
+//! The server of the built-in [TCP store](super::store): where it listens, and its life. The work of its thread is in
+//! `service`.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};

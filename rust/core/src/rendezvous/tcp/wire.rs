@@ -1,4 +1,4 @@
-//! What goes over a connection of the [TCP store](super::store): the handshake, frames, requests and replies.
+//! The bytes on a connection of the [TCP store](super::store): the handshake, frames, requests and replies.
 //!
 //! ```text
 //! client                                       server
@@ -46,7 +46,7 @@ pub(in crate::rendezvous) const HELLO: usize = MAGIC.len() + MESSAGE;
 const TAG: usize = 16;
 /// Before a Noise message.
 pub(in crate::rendezvous) const FRAME_HEAD: usize = 2;
-/// So much of a request or a reply goes into one frame at most.
+/// The most bytes of a request or a reply in one frame.
 pub(in crate::rendezvous) const FRAME_CONTENT: usize = 16 << 10;
 /// The longest Noise message that is sent.
 pub(in crate::rendezvous) const LONGEST_FRAME: usize = FRAME_CONTENT + TAG;
@@ -66,7 +66,7 @@ pub(in crate::rendezvous) const ABSENT: u8 = 1;
 /// The server holds as much as it is willing to.
 pub(in crate::rendezvous) const FULL: u8 = 2;
 
-/// What a process must know to use a store: the name of the job, and the secret where there is one.
+/// The key that a process must know to use a store: derived from the name of the job, and from the secret where there is one.
 #[derive(Clone)]
 pub struct StoreKey {
     shared: [u8; 32],
@@ -131,7 +131,7 @@ impl Greeting {
     }
 }
 
-/// What a server answers to `hello`, and the channel that opens; `None` if it is not a member's.
+/// The server's answer to `hello`, and the channel that opens; `None` if it is not a member's.
 pub(in crate::rendezvous) fn answer(
     key: &StoreKey,
     hello: &[u8; HELLO],
@@ -268,7 +268,7 @@ pub(in crate::rendezvous) fn read_reply(input: &[u8]) -> Result<Option<(u8, &[u8
     Ok((value.len() == length).then_some((status, value)))
 }
 
-/// What a server does with the bytes of a hello and of a request, and a client with those of a reply.
+/// Parses the bytes as a server does with a hello and a request, and as a client does with a reply.
 #[cfg(test)]
 fn parse_anything(bytes: &[u8]) {
     let key = StoreKey::new("", None);

@@ -1,4 +1,4 @@
-//! What travels on a control channel, and how it is written.
+//! The frames of a control channel, and how they are written.
 
 use super::super::{Notice, Position};
 use crate::error::{Code, ForeignText};
@@ -38,7 +38,7 @@ pub enum Frame {
     Question,
     /// It does: the answer to [`Frame::Question`].
     Answer,
-    /// What the sender is in and waits for us with.
+    /// The operation that the sender is in, and in which it waits for the receiver.
     Position(Position),
     /// From this byte on the link's stream from the sender consists of frames.
     Framing(u64),

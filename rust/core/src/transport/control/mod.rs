@@ -6,10 +6,9 @@
 //! send ends the channel with a description of it, since nothing after it can be trusted to be a
 //! frame.
 //!
-//! Nothing here blocks. What the socket does not take is kept and tried again on the next call, and
-//! once more when the channel is dropped. The end of the socket is the end of the peer: an orderly
-//! one announces it with a farewell, so an end without it means that the process is gone. A peer that breaks the rules is
-//! another matter: it is not said to be gone.
+//! Nothing here blocks. Bytes that the socket does not take are kept and tried again on the next call, and once more when the
+//! channel is dropped. The end of the socket is the end of the peer: an orderly one announces it with a farewell, so an end
+//! without it means that the process is gone. A peer that breaks the rules is another matter: it is not said to be gone.
 //!
 //! Between processes of a host it also passes the segments of their heaps (`segments.rs`).
 
@@ -60,7 +59,7 @@ pub struct Control {
     owes: bool,
     /// The last position that the peer sent, while it has not been taken.
     position: Option<Position>,
-    /// What the peer has said of the form of its bytes, and that it has heard the same of ours, as far as it has not been taken.
+    /// The peer's announcement of frames, and whether it has answered that of this side, until they are taken.
     framing: Option<u64>,
     framing_heard: bool,
     /// Nothing more will be read: the peer's end closed, failed, or sent what no member sends.
@@ -69,7 +68,7 @@ pub struct Control {
     news: bool,
     /// On a channel that passes them.
     segments: Option<Segments>,
-    /// What seals the frames, where they are encrypted.
+    /// The encryption of the frames, where they are encrypted.
     sealed: Option<Box<Sealed>>,
     home: Home,
 }
@@ -152,7 +151,7 @@ impl Control {
         self.asked.map(|asked| asked.elapsed())
     }
 
-    /// What the peer last said it is in, if that has not been taken yet.
+    /// The last position that the peer sent, if it has not been taken yet.
     pub fn take_position(&mut self) -> Option<Position> {
         self.position.take()
     }
@@ -167,8 +166,8 @@ impl Control {
         std::mem::take(&mut self.framing_heard)
     }
 
-    /// As [`Control::peer_state`], where `pidfd` becomes readable when the peer's process ends, and `sign` hangs up: the socket stays
-    /// open for as long as any process has a copy of it.
+    /// As [`Control::peer_state`], where `pidfd` becomes readable and `sign` hangs up when the peer's process ends: the socket
+    /// stays open for as long as any process has a copy of it.
     pub fn peer_state_beside(
         &mut self,
         pidfd: BorrowedFd<'_>,
@@ -189,7 +188,7 @@ impl Control {
             let ready = looked.map(|_| fds.map(|fd| !fd.revents().is_empty()));
             let [speaks, ended, hung_up] = ready.unwrap_or_default();
             let gone = ended || hung_up;
-            // What it had said before its end counts.
+            // The frames that it sent before its end count.
             let all = (speaks || gone) && self.drain();
             if gone && all {
                 self.end(NOT_THE_SOCKET.to_owned());
@@ -370,14 +369,14 @@ impl AsFd for Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // What waits in a forked child's copy is its parent's to send.
+        // A forked child has only a copy of the queue: its parent sends these frames.
         if self.home.is_here() {
             self.flush();
         }
     }
 }
 
-/// What a failed socket call saw, in words.
+/// The error of a failed socket call, in words.
 pub(super) fn describe(errno: Errno) -> String {
     match errno {
         Errno::CONNRESET => "connection reset".to_owned(),

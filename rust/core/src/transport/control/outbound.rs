@@ -1,4 +1,4 @@
-//! What waits to be sent: bytes, and the descriptors that travel with some of them.
+//! The queue of bytes to send, and of the descriptors that travel with some of them.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -52,8 +52,8 @@ impl Outbound {
                 Ok(count) => self.sent(count),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return false,
-                // So many descriptors of this user are on their way that the kernel takes no further one. The frame
-                // goes without it, and the peer says that it could not map the segment.
+                // Too many descriptors of this user are on their way, so the kernel takes no further one. The frame goes
+                // without it, and the peer says that it could not map the segment.
                 Err(Errno::TOOMANYREFS) => drop(self.files.pop_front()),
                 // The peer's end is gone. Reading says so too, after what arrived before it.
                 Err(_) => self.clear(),
@@ -62,7 +62,8 @@ impl Outbound {
         true
     }
 
-    /// One system call: a descriptor is taken with the bytes from its own on, and ends a call before them.
+    /// One system call. A descriptor travels with the first byte of a call, so a call ends before the byte of the next
+    /// descriptor.
     fn transmit(&self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let at = |index: usize| {

@@ -23,11 +23,11 @@ const MAX_UNREAD: usize = 1 << 16;
 /// Both sides' segments, as one link knows them.
 #[derive(Debug)]
 pub(super) struct Segments {
-    /// What the peer announced.
+    /// The segments that the peer announced.
     peer: PeerHeap,
     /// Descriptors that came ahead of the end of their frames.
     arrived: VecDeque<OwnedFd>,
-    /// What was announced to the peer, and its answer.
+    /// The segments announced to the peer, and its answer for each.
     told: HashMap<u32, Option<bool>>,
     /// [`heap::retired`] when `told` was last compared with what there is.
     retired: u64,

@@ -16,7 +16,7 @@ use crate::sync::{Word, fence};
 /// Words of an entry before its body: the stamp and the number.
 pub(super) const HEAD: usize = 3;
 
-/// What an entry says of the announcement that is looked for.
+/// Whether an entry holds the announcement that is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stated {
     /// It has not been made yet, or is being written.

@@ -8,7 +8,8 @@
 //! calls anyhow: the driver may make a call wait that another thread of the process is in the middle of. So the owner goes
 //! on by other ways until it sees that the reader has mapped the depot.
 //!
-//! The page, in words of 32 bits; what begins at 0 is about the depot of the lower rank, what begins at 64 about the higher one's:
+//! The page, in words of 32 bits. The words from 0 on are about the depot of the lower rank, those from 64 on about the depot
+//! of the higher one:
 //!
 //! ```text
 //!   0       1 once the record is there; the owner writes it
@@ -146,7 +147,7 @@ impl Depot {
         half.clamp(ALIGNMENT, LONGEST_HALF) / ALIGNMENT * ALIGNMENT
     }
 
-    /// What peers map it with.
+    /// The record by which peers map it.
     ///
     /// # Errors
     /// As [`Window::record`]; that of the driver where it shares no memory between processes is left to the readers.
@@ -195,7 +196,7 @@ impl Drop for Slot {
     }
 }
 
-/// What a reader has made of a depot that it was told of.
+/// How far a reader is with a depot that it was told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mapped {
@@ -211,7 +212,7 @@ pub enum Mapped {
     Lane = 4,
 }
 
-/// What two ranks tell each other of their depots.
+/// The words by which two ranks tell each other of their depots.
 #[derive(Clone, Debug)]
 pub struct Pair {
     page: Page,
@@ -235,8 +236,8 @@ impl Pair {
         read(self.words(!self.lower)).map(|bytes| Record::decode(&bytes))
     }
 
-    /// Tells the peer where this rank's lane to it is: the offset in the depot and the bytes of a half, multiples of 256; or that
-    /// there is none.
+    /// Tells the peer where this rank's lane to it is: the offset in the depot and the bytes of a half, multiples of 256; or
+    /// that there is none.
     pub fn publish_lane(&self, place: Option<(usize, usize)>) {
         let words = self.words(self.lower);
         if let Some((offset, half)) = place {
@@ -265,12 +266,12 @@ impl Pair {
         self.page.clone()
     }
 
-    /// Says what this rank has made of the peer's depot.
+    /// Says how far this rank is with the peer's depot.
     pub fn say(&self, mapped: Mapped) {
         self.words(!self.lower)[MAPPED].store(mapped as u32, Ordering::Release);
     }
 
-    /// What the peer has made of this rank's depot.
+    /// How far the peer is with this rank's depot.
     pub fn said(&self) -> Mapped {
         match self.words(self.lower)[MAPPED].load(Ordering::Acquire) {
             0 => Mapped::NotYet,
@@ -299,7 +300,7 @@ fn write(words: &[AtomicU32], bytes: &[u8]) {
     words[0].store(1, Ordering::Release);
 }
 
-/// What [`write`] has left, if it has.
+/// The bytes that [`write`] has left, if it has.
 fn read<const N: usize>(words: &[AtomicU32]) -> Option<[u8; N]> {
     if words[0].load(Ordering::Acquire) == 0 {
         return None;

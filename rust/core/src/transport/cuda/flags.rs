@@ -7,13 +7,13 @@
 //! - `empty`: set by the reader when it has read; awaited and cleared by the owner, before it puts something there again.
 //!   Set at first.
 //!
-//! What sets and awaits them is constant, so the same commands can be captured in a graph and replayed. A word is set only
-//! when it has been cleared, since the rank that sets it has waited for the other word of the pair: `full` is set after
-//! `empty` was awaited, and `empty` after `full` was.
+//! The operations that set and await them are constant, so the same commands can be captured in a graph and replayed. A word is
+//! set only when it has been cleared, since the rank that sets it has waited for the other word of the pair: `full` is set
+//! after `empty` was awaited, and `empty` after `full` was.
 //!
-//! What clears a word says which wait it was ([`Receipt`]), so that the host sees from the words alone how far its stream has
-//! come. Nothing else is written for that, since each write makes the stream wait for all that it did before. In graphs,
-//! which write constants, it says nothing.
+//! The write that clears a word leaves the number of the wait in it ([`Receipt`]), so that the host sees from the words alone
+//! how far its stream has come. Nothing else is written for that, since each write makes the stream wait for all that it did
+//! before. In graphs, which write constants, the number says nothing.
 //!
 //! A wait ends at [`READY`] or [`ABORT`]. On a failure [`Flags::release`] stores both into every word that this rank
 //! waits for; a stream that passes clears the word it waited for, but not those that it comes to later, so it is called
@@ -65,7 +65,7 @@ const _: () = assert!(TOLD + 2 * TOLD_WORDS <= RINGS);
 const _: () = assert!(HEAD + BODY <= ENTRY);
 const _: () = assert!(RINGS + 2 * RING * ENTRY == Page::WORDS);
 
-/// What a flag says.
+/// The meaning of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// The owner of a window: it can be read.
@@ -94,7 +94,7 @@ pub struct Located {
     pub operation: u32,
 }
 
-/// What a stream leaves in a word that it has awaited: the number of the wait, modulo 2^30.
+/// The value that a stream leaves in a word that it has awaited: the number of the wait, modulo 2^30.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receipt(u32);
 
@@ -116,10 +116,10 @@ impl Receipt {
 
 const _: () = assert!(READY | ABORT == 3);
 
-/// What a peer has announced of an operation.
+/// The state of a peer's announcement of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Announced {
-    /// It has not come to it yet.
+    /// The peer has not come to the operation yet.
     NotYet,
     /// This.
     As([u8; ANNOUNCEMENT]),
@@ -127,10 +127,10 @@ pub enum Announced {
     Past,
 }
 
-/// What a rank has come to, for good, as its host tells the others.
+/// A state that a rank has come to, for good, as its host tells the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// It has failed: what its stream does from here on means nothing.
+    /// It has failed: the work of its stream from here on means nothing.
     Failed,
     /// It has unmapped the windows of the others.
     Unmapped,
@@ -151,8 +151,8 @@ struct Pair {
 
 impl Flags {
     /// Registers the pages with the device and sets the `empty` flags of the windows that this rank reads. `pages` has an
-    /// element for every rank of the group: the page of the link to it ([`Neighbour::page`](crate::transport::Neighbour::page)),
-    /// `None` for this rank and for those without one.
+    /// element for every rank of the group: the page of the link to it
+    /// ([`Neighbour::page`](crate::transport::Neighbour::page)), `None` for this rank and for those without one.
     ///
     /// Both ranks of a pair make their `Flags` once, over a page that was not used before.
     ///
@@ -222,7 +222,7 @@ impl Flags {
         })
     }
 
-    /// Those of `peers` that have not said `signal` at `spot`: whom this rank is waiting for, when it waits there. A peer
+    /// Those of `peers` that have not said `signal` at `spot`: the ranks that this rank waits for, when it waits there. A peer
     /// whose word has been cleared since it was set is named, too.
     pub fn missing(
         &self,
@@ -278,7 +278,7 @@ impl Flags {
         }
     }
 
-    /// What `peer` has announced of operation number `number`.
+    /// The announcement of operation number `number` by `peer`, as far as there is one.
     pub fn announced(&self, peer: Rank, number: u64) -> Announced {
         match self.pairs.get(peer).and_then(Option::as_ref) {
             Some(pair) => pair.announced(number),

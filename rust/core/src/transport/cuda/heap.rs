@@ -1,10 +1,10 @@
 //! Memory of a device that peers may read and write where it lies: what users are handed for buffers of large collectives.
 //!
-//! It consists of segments, each of which peers map as a whole; blocks are parts of them. A segment goes when none of its blocks is
-//! taken and no group has told peers of it ([`Shared`]).
+//! It consists of segments. Peers map each segment as a whole; blocks are parts of segments. A segment goes when none of its
+//! blocks is taken and no group has told peers of it ([`Shared`]).
 //!
-//! A block that is freed may be in use by work that has been enqueued. So [`free`] waits until the device has done all of it, as the
-//! driver does when it frees memory.
+//! A block that is freed may be in use by work that has been enqueued. So [`free`] waits until the device has done all of it,
+//! as the driver does when it frees memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -102,7 +102,7 @@ impl Shared {
         Arc::ptr_eq(&self.0, segment)
     }
 
-    /// What peers map it with.
+    /// The record by which peers map it.
     ///
     /// # Errors
     /// As [`Window::record`].

@@ -5,10 +5,11 @@
 //! here is as large as the work, and never larger than what the device runs at once, so that ranks that share a device
 //! do not queue behind each other for longer than they must.
 //!
-//! Loading a kernel may wait until the context is idle, which it is not while a stream waits for a peer; where that is another
-//! rank's stream of this process, perhaps one that waits for the rank that loads, it would wait for ever. So all kernels of
-//! a module are loaded with it, those of the types that are used most when the first group forms ([`prepare_common`]), and
-//! the others once per process ([`prepare`]), by the thread that is about to enqueue, after it has waited for what it has under way.
+//! Loading a kernel may wait until the context is idle, which it is not while a stream waits for a peer. Where that is another
+//! rank's stream of this process, which may itself wait for the rank that loads, it would wait for ever. So all kernels of a
+//! module are loaded with it. The modules of the types that are used most are loaded when the first group forms
+//! ([`prepare_common`]), the others once per process ([`prepare`]), by the thread that is about to enqueue, after it has waited
+//! for what it has under way.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -53,8 +54,8 @@ pub struct Segment {
     pub to: u64,
     /// How many.
     pub bytes: u64,
-    /// Where `from` is counted from, if not from 0: the address that is in this word of the device's memory then, which keeps its
-    /// value until the copy has been made. 0 for none.
+    /// The address of a word of the device's memory that holds the address from which `from` is counted. The word keeps its
+    /// value until the copy has been made. 0 for none: `from` is counted from 0.
     pub base: u64,
 }
 
@@ -74,14 +75,16 @@ impl Segment {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Three words of registered host memory, as the device knows them: 0 where it is the window, else the number of an entry of `table`,
-    /// from 1 on; so many times 16 bytes from there, a signed number; and for which operation. 0 for no words.
+    /// Three words of registered host memory, as the device knows them; 0 for no words. The first is 0 where the contribution
+    /// lies in the window, else the number of an entry of `table`, from 1 on. The second is the distance from that entry's
+    /// address in units of 16 bytes, a signed number. The third is the number of the operation.
     pub words: u64,
-    /// Addresses in registered host memory, of which there are [`MOST_ENTRIES`].
+    /// [`MOST_ENTRIES`] addresses in registered host memory.
     pub table: u64,
     /// In the window.
     pub window: u64,
-    /// What the third word has to be, for else a rank is in another operation: then it is the window as well. Less than 2^32.
+    /// The value that the third word must have, else the rank is in another operation: then it is the window as well. Less than
+    /// 2^32.
     pub operation: u64,
     /// A word of registered host memory, as the device knows it, whose lowest bit says that the rank has failed. 0 for none.
     pub failed: u64,
@@ -90,16 +93,16 @@ pub struct Place {
 /// Entries of a table of [`Place`]s. One that is 0 is not used.
 pub const MOST_ENTRIES: usize = 256;
 
-/// What kernels look at before they read what a peer has written: once the group has failed that may be no memory any more,
-/// and is no result.
+/// The check of a kernel before it reads what a peer has written: once the group has failed, that is no result, and its memory
+/// may be gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// A word of registered host memory, as the device knows it, that is not 0 once the group has failed. 0 for none.
     pub dead: u64,
-    /// A word of the device's memory, 0 at first, that large launches are given in the place of `dead`, after it has been brought
-    /// there. 0 for none: they look at `dead` themselves.
+    /// A word of the device's memory, 0 at first, that large launches look at instead of `dead`, after the state of `dead` has
+    /// been brought there. 0 for none: they look at `dead` themselves.
     pub seen: u64,
-    /// The bytes, again and again, that are copied in the place of others then.
+    /// The 8 bytes that are written then, again and again, instead of the data.
     pub poison: u64,
 }
 
@@ -124,7 +127,7 @@ impl Guard {
         Self { dead, seen, poison }
     }
 
-    /// The word for a launch of so many blocks, which is enqueued next.
+    /// The word for a launch of `blocks` times `rows` blocks, which is enqueued next.
     fn word_for(self, stream: &Stream, (blocks, rows): (u32, u32)) -> Result<u64> {
         let looking = u64::from(blocks) * u64::from(rows);
         if self.dead == 0 || self.seen == 0 || looking <= MOST_LOOKING {
@@ -166,7 +169,8 @@ impl Segments {
 pub struct Contributions<'a> {
     /// Where they lie, in rank order.
     pub at: &'a [u64],
-    /// As many words of the device's memory ([`find_places`]), from the addresses in which `at` is counted. 0 for none: `at` are addresses.
+    /// The first of as many words of the device's memory ([`find_places`]); they hold the addresses from which `at` is counted.
+    /// 0 for none: `at` are addresses.
     pub bases: u64,
     /// The bits of those whose place the result takes, too.
     pub copies: u64,
@@ -222,9 +226,9 @@ pub fn reduce(
         (&raw mut copies).cast(),
     ];
     let sources = sources.len();
-    // SAFETY: the kernel takes (void*, Sources, unsigned, unsigned long long, unsigned, const unsigned*, const unsigned long long*,
-    // unsigned long long); that the addresses are of memory as long as `count` elements is what the stream's work rests on (see
-    // `transport::cuda`).
+    // SAFETY: the kernel takes (void*, Sources, unsigned, unsigned long long, unsigned, const unsigned*, const unsigned long
+    // long*, unsigned long long); that the addresses are of memory as long as `count` elements is what the stream's work rests
+    // on (see `transport::cuda`).
     unsafe {
         stream.launch(
             function,
@@ -345,9 +349,9 @@ pub fn poison(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()>
     for_all(stream, (function, Work::Poison), segments, guard)
 }
 
-/// Enqueues that the words from `bases` on, of the device's memory, become the addresses of `places`, at most [`MOST_SOURCES`]; and that
-/// the word that large launches look at, which `guard` has, says whether the group has failed, or a rank of these places. Returns what
-/// looks at that alone.
+/// Enqueues that the words of the device's memory from `bases` on become the addresses of `places`, at most [`MOST_SOURCES`];
+/// and that the word `seen` of `guard` becomes 1 where the group, or a rank of these places, has failed. Returns a guard that
+/// looks at that word alone.
 ///
 /// # Errors
 /// As [`copy`].
@@ -382,7 +386,7 @@ pub fn find_places(stream: &Stream, places: &[Place], bases: u64, guard: Guard) 
     })
 }
 
-/// What is done with segments.
+/// The work of a kernel that takes segments.
 #[derive(Clone, Copy)]
 enum Work {
     Copy,

@@ -2,8 +2,8 @@
 //!
 //! It is a part of the sender's [depot](super::depot), two halves that take turns. For each half there are two words in the
 //! page of the link, [`Signal::Full`] and [`Signal::Empty`], as between the owner and a reader of a [window](super::window):
-//! the sender's stream waits until a half is empty, fills it and says so, and the receiver's stream waits for that,
-//! empties it and says so. What sets and awaits them is constant ([`flags`](super::flags) says why that is enough).
+//! the sender's stream waits until a half is empty, fills it and says so, and the receiver's stream waits for that, empties it
+//! and says so. The operations that set and await them are constant ([`flags`](super::flags) says why that is enough).
 //!
 //! The words, from word 128 of the page on and 16 apart: `[sender: lower, higher][half][full, empty]`.
 
@@ -24,7 +24,7 @@ pub struct Lane {
     registered: Registered,
     /// The lower rank of the link sends.
     lower_sends: bool,
-    /// What this end waits for.
+    /// The signal that this end waits for.
     awaits: Signal,
 }
 

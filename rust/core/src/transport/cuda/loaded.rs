@@ -13,7 +13,8 @@ use crate::types::{DataType, ReduceOp};
 #[derive(Default)]
 pub(super) struct Loaded {
     modules: [OnceLock<Kernels>; DataType::ALL.len()],
-    /// Held by the thread that loads one: a second rank of the process waits for the first, and not for the stream of the first.
+    /// Held by the thread that loads one: a second rank of the process waits for the first, and not for the stream of the
+    /// first.
     loading: Mutex<()>,
 }
 

@@ -1,4 +1,4 @@
-//! What this process has mapped of its peers' memory: one mapping serves all its groups.
+//! The memory of peers that this process has mapped: one mapping serves all groups of the process.
 
 use std::sync::{Arc, Weak};
 
@@ -16,7 +16,8 @@ struct Mapping {
     window: Weak<PeerWindow>,
 }
 
-/// The memory that a peer has made a record of, mapped for `device`. Dropping the last use of it may wait until the device is idle.
+/// The memory that a peer has made a record of, mapped for `device`. Dropping the last use of it may wait until the device is
+/// idle.
 ///
 /// # Errors
 /// As [`PeerWindow::open`].

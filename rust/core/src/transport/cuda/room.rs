@@ -1,6 +1,6 @@
 //! Which parts of a range are taken.
 
-/// What is free of a range: its parts in order, none of which touches the next.
+/// The free parts of a range, in order; none touches the next.
 #[derive(Debug)]
 pub(super) struct Room(Vec<(usize, usize)>);
 

@@ -19,7 +19,7 @@ const ANSWER: usize = 40;
 
 const _: () = assert!(RECORD.is_multiple_of(4) && RECORD_WORDS < ANSWER);
 
-/// What a reader has made of a record.
+/// A reader's answer to a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
     /// Which one, from 1 on; 0 for none yet.

@@ -33,7 +33,7 @@ const WORD: usize = 4;
 const BEHIND: usize = BASES + 8 * MOST_SOURCES;
 const BASES: usize = 64;
 
-/// What a random number is long: 16 bytes name a process or a window beyond doubt.
+/// A random number: its 16 bytes name a process or a window beyond doubt.
 type Nonce = [u8; 16];
 
 /// The windows of this process, by their nonces, for ranks of the same process.
@@ -81,7 +81,7 @@ pub struct Window {
     is_unwanted: AtomicBool,
 }
 
-/// What another rank needs to open a window.
+/// The data that another rank needs to open a window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     process: Nonce,
@@ -121,8 +121,8 @@ impl Window {
         Self::make(device, half, Lease::take)
     }
 
-    /// As [`Window::create`], of memory for other uses: when it is dropped, that is freed, for which the driver waits, and kept for no
-    /// other window. Ranks that have opened it have let go of it then, or read nothing of it any more.
+    /// As [`Window::create`], of memory for other uses: on drop it is freed, for which the driver waits, and kept for no other
+    /// window. Ranks that have opened it have let go of it then, or read nothing of it any more.
     ///
     /// # Errors
     /// As [`Window::create`].
@@ -195,7 +195,7 @@ impl Window {
         self.lease.memory()
     }
 
-    /// What the other ranks need.
+    /// The record for the other ranks.
     ///
     /// # Errors
     /// `System` when the system has no random numbers.
@@ -325,7 +325,7 @@ impl Record {
         out
     }
 
-    /// What [`Record::encode`] made. Any bytes are a record; one that is none is found out when it is opened.
+    /// The record that [`Record::encode`] wrote. Any bytes are a record; one that is none is found out when it is opened.
     pub fn decode(bytes: &[u8; RECORD]) -> Self {
         fn part<const N: usize>(bytes: &[u8; RECORD], at: usize) -> [u8; N] {
             bytes[at..at + N].try_into().expect("so many bytes")
@@ -499,7 +499,7 @@ impl Windows {
     }
 }
 
-/// What names this process: its number would not do, since two namespaces may use one twice.
+/// The name of this process: its number would not do, since two namespaces may use the same one.
 fn process() -> Result<Nonce> {
     static PROCESS: OnceLock<Nonce> = OnceLock::new();
     if let Some(process) = PROCESS.get() {

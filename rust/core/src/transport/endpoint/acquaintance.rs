@@ -13,10 +13,10 @@
 //!     | <--------------------------------------------------- |
 //! ```
 //!
-//! What that opens is what a handshake would have opened to the same key in the same group, without its arithmetic, its
-//! connection and its threads. `requests.rs` has the messages. One thread of the endpoint reads all of these sockets. A request for a group that is not here
-//! yet waits for it a little. Whatever else stands in the way is answered by [`Answer::Failed`]; then the link is opened by a
-//! handshake, which knows other transports, and what to say.
+//! The link is the same as one that a handshake opens to the same key in the same group, without the handshake's arithmetic,
+//! connection and threads. `requests.rs` has the messages. One thread of the endpoint reads all of these sockets. A request for
+//! a group that is not here yet waits for it a little. Any other obstacle is answered by [`Answer::Failed`]; then the link is
+//! opened by a handshake, which knows other transports and has the errors to report.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -57,7 +57,7 @@ const AT_A_TIME: usize = 64;
 
 const WAKE: u64 = 0;
 
-/// What became of a link that was asked for.
+/// The outcome of a request for a link.
 pub enum Heard {
     /// It is there.
     Link(Box<dyn Link>),
@@ -67,7 +67,7 @@ pub enum Heard {
     NotThisWay,
 }
 
-/// Hears once what became of a link, from a thread that holds no lock.
+/// Called once with the outcome of a request for a link, by a thread that holds no lock.
 pub type Hear = Box<dyn FnOnce(Heard) + Send>;
 
 /// A link that this side has asked for.
@@ -93,7 +93,7 @@ pub(super) struct Acquaintances {
     known: Mutex<Vec<Arc<Acquaintance>>>,
 }
 
-/// What the thread that reads sleeps on.
+/// The descriptors that the reading thread sleeps on.
 struct Reader {
     epoll: OwnedFd,
     wake: OwnedFd,
@@ -326,7 +326,7 @@ impl Acquaintance {
         has_gone
     }
 
-    /// Reads what has come. What would wait is added to `waiting`.
+    /// Reads the messages that have come. A request whose group is not here yet is added to `waiting`.
     fn read_all(self: &Arc<Self>, shared: &Shared, waiting: &mut Vec<Waiting>) -> Result<(), Gone> {
         for _ in 0..AT_A_TIME {
             let Some((message, files)) = Message::receive(&self.socket)? else {

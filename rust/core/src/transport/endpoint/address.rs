@@ -13,7 +13,7 @@ const VERSION: u8 = 2;
 /// More than any address needs; a longer one is refused unread.
 const MAX_BYTES: usize = 1024;
 const MAX_NAME: usize = 255;
-/// What a Unix socket's name can hold besides the leading zero.
+/// The most bytes of a Unix socket's name, besides the leading zero.
 const MAX_UNIX_NAME: usize = 107;
 const MAX_TCP: usize = 16;
 
@@ -335,7 +335,7 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 impl Address {
-    /// What fuzzing begins with.
+    /// The addresses that fuzzing begins with.
     pub(crate) fn samples() -> [Self; 2] {
         let sample = |label: Option<&str>, unix_name: &[u8], tcp: &[&str]| Self {
             host: HostId {

@@ -35,17 +35,17 @@ pub struct ConnectRequest<'a> {
     pub to: Rank,
     /// Which link of the two.
     pub lane: Lane,
-    /// What the peer published.
+    /// The address that the peer published.
     pub target: &'a Address,
     /// When to give up.
     pub deadline: Instant,
     /// After how many seconds a host that does not answer over TCP is given up; never, if `None`.
     pub silence: Option<u32>,
-    /// What may carry the link.
+    /// The transports that may carry the link.
     pub transport: TransportChoice,
     /// Set from elsewhere to give up at once (within a twentieth of a second).
     pub cancelled: &'a AtomicBool,
-    /// What this attempt gives to others if it takes long.
+    /// The turn of this attempt, given to others if it takes long.
     pub turn: Option<&'a Turn>,
 }
 
@@ -150,7 +150,7 @@ impl Attempt<'_> {
         Setback::Fatal(self.error(Code::Timeout, what))
     }
 
-    /// What it means when a listener turns this rank away.
+    /// The message about a listener that turns this rank away.
     fn refuses(&self, place: &str) -> String {
         format!(
             "what listens at {place} refuses this rank: it is not (or not yet) in this group, or is no rank of this job; \
@@ -223,7 +223,7 @@ impl Attempt<'_> {
         Error::new(Code::PeerLost, what).with_peer(self.request.to)
     }
 
-    /// What became of a peer that listens no more.
+    /// The state of a peer that listens no more, in words.
     fn departure(&self) -> &'static str {
         let (own, target) = (&self.shared.address, self.request.target);
         if !own.host.is_same_machine(&target.host) {
@@ -330,7 +330,7 @@ fn is_own_want(error: &io::Error) -> bool {
         .is_some_and(|number| own.contains(&number))
 }
 
-/// What a host means that says nothing at all, for so long.
+/// The message about a host that has not answered at all for the time `limit`.
 pub(super) fn silent(limit: Option<Duration>) -> String {
     let since = match limit {
         Some(limit) => format!(" for {:.0} s", limit.as_secs_f64()),

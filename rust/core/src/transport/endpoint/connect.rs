@@ -170,7 +170,7 @@ fn walk(attempt: &mut Attempt<'_>) -> Result<Reached> {
     Err(attempt.error(Code::Unsupported, "no transport leads to it".to_owned()))
 }
 
-/// What a setback means for the user who demanded this transport alone.
+/// The error of a setback where the user demanded this transport alone.
 fn final_error(attempt: &Attempt<'_>, transport: &Transport, setback: Setback) -> Error {
     match setback {
         Setback::Fatal(error) => error,

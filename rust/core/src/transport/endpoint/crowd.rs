@@ -1,6 +1,6 @@
-//! Which connections have a place in the handshake: so many at a time. When it gets crowded, those that have proved nothing
-//! are closed first, so they cannot keep members waiting for long; a member among them comes again. A member says hello at
-//! once. So the more connections are shown out, the less time each gets for that, and strangers that come by the thousand a
+//! The connections that have a place in the handshake: a limited number at a time. When it gets crowded, those that have proved
+//! nothing are closed first, so they cannot keep members waiting for long; a member among them comes again. A member says hello
+//! at once. So the more connections are shown out, the less time each gets for that, and strangers that come by the thousand a
 //! second do not fill the kernel's queue, in which members wait.
 
 use std::collections::BTreeMap;

@@ -19,10 +19,10 @@ use crate::transport::tcp::kernel::round_trip;
 /// Hosts that are asked, at most: of many, some.
 const MOST_HOSTS: usize = 8;
 
-/// Connections to each address. What disturbs a measurement makes it longer.
+/// Connections to each address. The shortest round trip counts, since a disturbance makes it longer.
 const TRIES: usize = 2;
 
-/// How long a host may take to answer. What is farther is not known.
+/// How long a host may take to answer. The distance of a slower host is not known.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A connection on its way.
@@ -32,8 +32,9 @@ struct Probe {
     socket: Socket,
 }
 
-/// The round trip to the farthest of the hosts of `others` that are not that of `own`: of many hosts, of some of them, and by the
-/// nearest address of each, which comes with it. `None` where there are none, or none has answered.
+/// The round trip to the farthest of the hosts of `others` that are not that of `own`, and the address by which it was
+/// measured, the nearest one of that host. Of many hosts only some are asked. `None` where there are none, or none has
+/// answered.
 pub(super) fn farthest<'a>(
     own: &Address,
     others: impl Iterator<Item = &'a Address>,
@@ -87,7 +88,7 @@ fn first_of_each_host<'a>(
         .collect()
 }
 
-/// So many of them that they can be asked, from the first to the last.
+/// At most `MOST_HOSTS` of them, spread from the first to the last.
 pub(super) fn some_of<T>(all: Vec<T>) -> Vec<T> {
     let step = all.len().div_ceil(MOST_HOSTS).max(1);
     all.into_iter().step_by(step).collect()

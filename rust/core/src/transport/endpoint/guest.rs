@@ -6,7 +6,7 @@
 //!         \---> Measuring (a rate)
 //! ```
 //!
-//! What it may make this process spend is bounded in each state: a hello of fixed length, one handshake, the bytes that a
+//! The cost of a guest for this process is bounded in each state: a hello of fixed length, one handshake, the bytes that a
 //! measurement may have.
 
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(super) enum Progress {
     Over(Stream, Result<(), Reason>),
 }
 
-/// What a proven member said.
+/// A proven member, its hello, and the means to answer it.
 pub(super) struct Proof {
     pub(super) since: Instant,
     pub(super) membership: Arc<Membership>,
@@ -60,7 +60,7 @@ pub(super) struct Proof {
     pub(super) answers: Answers,
 }
 
-/// What comes after a stage.
+/// The state that follows a stage.
 enum Next {
     /// The same one, when more has come.
     Waits(Stage),
@@ -115,7 +115,7 @@ impl Guest {
         self.stream.peer()
     }
 
-    /// What it waits for. One that awaits its group has said all that it may say.
+    /// The events that it waits for. A guest that awaits its group has said all that it may say.
     pub(super) fn interest(&self) -> EventFlags {
         match self.stage {
             Stage::Awaiting(..) => EventFlags::RDHUP,

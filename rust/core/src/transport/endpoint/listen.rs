@@ -19,7 +19,7 @@ pub struct EndpointOptions {
     /// The network interfaces or local addresses to listen on, as [`crate::config::Config::interface`] has them; chosen by
     /// route when `None`.
     pub interface: Option<String>,
-    /// What other libraries are told about interfaces: used where `interface` is `None`.
+    /// The setting of another library for its interfaces: used where `interface` is `None`.
     pub hint: Option<Hint>,
     /// The rendezvous master; the address that leads to it is published.
     pub towards: Option<SocketAddr>,
@@ -42,14 +42,14 @@ impl Default for EndpointOptions {
     }
 }
 
-/// What the accepting thread waits on.
+/// The listening sockets that the accepting thread waits on.
 pub(super) struct Listeners {
     pub(super) unix: Option<UnixListener>,
     /// Where `unisono status` asks.
     pub(super) status: Option<UnixListener>,
-    /// What stays as long as the endpoint.
+    /// Those that stay as long as the endpoint.
     pub(super) inside: Vec<TcpListener>,
-    /// What is closed when no group needs it any more.
+    /// Those that are closed when no group needs them any more.
     pub(super) outside: Vec<TcpListener>,
 }
 

@@ -18,7 +18,7 @@ use crate::types::Rank;
 
 /// A group's word on links that its peers open, and where they arrive.
 ///
-/// Called on threads of the endpoint, of which there is a bounded number, with no lock held. A gate that holds the endpoint must hold it
+/// Called on a bounded number of threads of the endpoint, with no lock held. A gate that holds the endpoint must hold it
 /// weakly, or unregister before it goes.
 pub trait Gate: Send + Sync {
     /// Whether the group wants this link now. The endpoint has already settled crossing and duplicate attempts.
@@ -41,7 +41,7 @@ pub trait Gate: Send + Sync {
     }
 }
 
-/// What a [`Gate`] says to a peer that wants to open a link.
+/// The answer of a [`Gate`] to a peer that wants to open a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Come in.
@@ -70,7 +70,8 @@ pub(super) struct Membership {
 #[derive(Debug, Default)]
 struct State {
     connecting: bool,
-    /// This side's attempt has got a connection, by any transport. Before, the peer's goes first: packets may not find the way to the peer.
+    /// This side's attempt has a connection, by any transport. Until then the peer's attempt wins, since packets of this side
+    /// may not reach the peer.
     reaches: bool,
     accepting: bool,
     linked: bool,

@@ -90,7 +90,7 @@ use crate::types::Rank;
 pub struct Endpoint {
     shared: Arc<Shared>,
     home: Home,
-    /// What the groups hold that keeps it open to other hosts; `None` before the first.
+    /// The hold of the groups, which keeps it open to other hosts; `None` before the first group.
     outside: Mutex<Option<Weak<Outside>>>,
 }
 
@@ -172,13 +172,13 @@ impl Endpoint {
         }))
     }
 
-    /// What to publish, so that others can connect.
+    /// The address to publish, so that others can connect.
     pub fn address(&self) -> &Address {
         &self.shared.address
     }
 
-    /// How long a packet to the farthest of these processes' hosts and the answer take, and by which address: of many hosts, of some
-    /// of them. `None` where all are on this host, or none has answered within half a second.
+    /// The round trip to the farthest of these processes' hosts, and the address by which it was measured. Of many hosts only
+    /// some are asked. `None` where all are on this host, or none has answered within half a second.
     pub fn farthest<'a>(
         &self,
         others: impl Iterator<Item = &'a Address>,
@@ -186,8 +186,8 @@ impl Endpoint {
         distance::farthest(&self.shared.address, others)
     }
 
-    /// The bytes a second that come from here to an endpoint with this address, over one connection; `None` where it does not say.
-    /// What has been measured or [learned](Self::learn_rate) once is not measured again.
+    /// The bytes a second that one connection carries from here to the endpoint with this address; `None` where it does not
+    /// say. Only the first call measures, unless the rate was [learned](Self::learn_rate) before.
     pub fn rate(&self, target: SocketAddr) -> Option<f64> {
         if let Some(known) = *self.shared.rate.lock() {
             return known;
@@ -231,8 +231,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Lets no connection in any more for `rank` of the group with this id. Its links live on; its gate is not called again once
-    /// calls that have begun are over.
+    /// Lets no connection in any more for `rank` of the group with this id. Its links live on; its gate is not called again
+    /// once calls that have begun are over.
     pub fn unregister(&self, id: &[u8; 16], rank: Rank) {
         let membership = self.shared.groups.lock().remove(&(*id, rank));
         if let Some(membership) = membership {
@@ -248,8 +248,8 @@ impl Endpoint {
         }
     }
 
-    /// Runs `job` on another thread, at once or after others that open links; before most of them if it `goes_first`. The job calls
-    /// [`Self::connect`] with its turn in the request.
+    /// Runs `job` on another thread, at once or after others that open links; before most of them if it `goes_first`. The job
+    /// calls [`Self::connect`] with its turn in the request.
     ///
     /// # Errors
     /// `System` when the system refuses a thread.

@@ -12,7 +12,7 @@ pub(super) struct Parked {
     pub(super) link: [u8; 16],
     pub(super) claim: Claim,
     pub(super) data: TcpStream,
-    /// What encrypts the stream, where the group asks for that.
+    /// The cipher of the stream, where the group asks for encryption.
     pub(super) cipher: Option<Cipher>,
     pub(super) expires: Instant,
 }

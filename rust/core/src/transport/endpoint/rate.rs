@@ -36,20 +36,20 @@ const MARK: usize = 64 << 10;
 /// Bytes that are sent at most, and thrown away.
 const MOST: usize = 32 << 20;
 
-/// So many bytes are let through at once by many limits: what comes up to there says nothing.
+/// Many rate limits let this number of bytes through at once: the answers up to there say nothing.
 const UNCOUNTED: usize = 768 << 10;
 
-/// The way is measured for so long if enough has been counted by then, and for so long at most.
+/// A measurement ends after `ENOUGH` if enough answers count by then, and after `LONGEST` at the latest.
 const ENOUGH: Duration = Duration::from_millis(15);
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// Answers that count are at least so many.
+/// The fewest answers that must follow the first one that counts.
 const FEWEST: usize = 8;
 
 /// How long the other host may take to accept.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What is slower may have been held up: it is measured twice, and the better counts.
+/// A slower connection may have been held up: it is measured twice, and the better rate counts.
 const SLOW: f64 = 100e6;
 
 /// Whether a hello asks for this.
@@ -74,7 +74,7 @@ fn measure_once(target: SocketAddr) -> Option<f64> {
         turn: None,
     };
     let stream = patience.connect_tcp(target, (None, None)).ok()?;
-    // What has not gone at the end is not to follow.
+    // Bytes that have not gone at the end are discarded.
     SockRef::from(&stream)
         .set_linger(Some(Duration::ZERO))
         .ok()?;

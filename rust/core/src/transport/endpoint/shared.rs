@@ -1,4 +1,4 @@
-//! What an endpoint, its accepting thread and its handshakes share, and the bounds of an acceptor.
+//! The state that an endpoint, its accepting thread and its handshakes share, and the limits of an acceptor.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::locks::Mutex;
 use crate::rarely::Rarely;
 use crate::types::Rank;
 
-/// What bounds the acceptor.
+/// The limits of the acceptor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// For one connection, from accept to link.
@@ -54,7 +54,7 @@ fn most_simultaneous() -> usize {
 
 pub(super) type Groups = HashMap<([u8; 16], Rank), Arc<Membership>>;
 
-/// What the endpoint, its accepting thread and its handshakes share.
+/// The state that the endpoint, its accepting thread and its handshakes share.
 pub(super) struct Shared {
     pub(super) this: Weak<Self>,
     pub(super) address: Address,

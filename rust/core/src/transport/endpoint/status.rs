@@ -1,8 +1,9 @@
 //! Answers the question of `unisono status`: which groups this process is in, and what goes on in each.
 //!
 //! A process of the same user connects to an abstract Unix socket, `unisono-status-PID-RANDOM`, and reads one JSON object up
-//! to the end of the stream. It need not write anything. The accepting thread takes the connection, a thread of those that make
-//! links answers it, and the caller's threads have no part in it: a rank answers whatever its program does, unless it is stopped.
+//! to the end of the stream. It need not write anything. The accepting thread takes the connection, and a thread of those that
+//! make links answers it. The caller's threads have no part in that: a rank answers whatever its program does, unless it is
+//! stopped.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

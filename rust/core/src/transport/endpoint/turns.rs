@@ -1,9 +1,9 @@
-//! Opening links on threads, so many at a time. A rank that talks to hundreds of others for the first time needs as many links
+//! Opening links on a limited number of threads. A rank that talks to hundreds of others for the first time needs as many links
 //! at once; as many threads would get in each other's way, and may be more than the system allows.
 //!
-//! What waits for long, as for a host that does not answer, gives its turn to the next. So however many peers cannot be reached,
-//! the others can. The links that others open here are made on such threads as well, and do not give their turns away: however
-//! many come, there are so many threads and no more.
+//! A job that waits for long, as for a host that does not answer, gives its turn to the next. So however many peers cannot be
+//! reached, the others can. The links that others open here are made on such threads as well, but do not give their turns away:
+//! the number of threads stays limited however many links come.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_millis(500);
 
 type Job = Box<dyn FnOnce(&Turn) + Send>;
 
-/// Who has a turn, and who waits for one.
+/// The jobs that have a turn, and those that wait for one.
 pub(super) struct Turns {
     /// The name of its threads.
     name: &'static str,

@@ -35,7 +35,7 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(super) struct Patience<'a> {
     pub(super) deadline: Instant,
     pub(super) called_off: [&'a AtomicBool; 2],
-    /// What goes to another if the waits take long.
+    /// The turn that goes to another job if the waits take long.
     pub(super) turn: Option<&'a Turn>,
 }
 
@@ -96,7 +96,7 @@ impl From<io::Error> for Cut {
             io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe
             | io::ErrorKind::UnexpectedEof => Self::Closed,
-            // So the kernel ends a connection. What this side waits for at most is its own to watch.
+            // The kernel ended the connection. A passed deadline of this side does not come here: `Patience::left` finds it.
             io::ErrorKind::TimedOut => Self::Silent,
             _ => Self::System(error),
         }
@@ -110,7 +110,7 @@ impl From<Errno> for Cut {
 }
 
 impl Patience<'_> {
-    /// What is left.
+    /// The time that is left.
     ///
     /// # Errors
     /// When nothing is left, or the wait was called off.
@@ -262,8 +262,8 @@ impl Patience<'_> {
         }
     }
 
-    /// Connects to a TCP address. A host that does not answer is given up: after `now`, while connecting,
-    /// and after so many seconds `later`, by the options that [`keepalive::end_when_silent`] gives the socket.
+    /// Connects to a TCP address. A host that does not answer is given up: after the time `now` while connecting, and after
+    /// `later` seconds from then on, by the options that [`keepalive::end_when_silent`] gives the socket.
     pub(super) fn connect_tcp(
         &self,
         address: SocketAddr,

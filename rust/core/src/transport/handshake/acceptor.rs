@@ -12,7 +12,7 @@ use crate::transport::cipher::Cipher;
 use crate::transport::keys::GroupKey;
 use crate::types::Rank;
 
-/// The acceptor's side with a hello of which nothing is believed.
+/// The acceptor's side with a hello that is not believed yet.
 pub struct Stranger {
     hello: [u8; HELLO_BYTES],
     suite: Suite,
@@ -125,7 +125,7 @@ impl Answers {
         Ok(frame)
     }
 
-    /// What encrypts the rest of the conversation.
+    /// The cipher for the rest of the conversation.
     pub fn into_cipher(self) -> Cipher {
         Cipher::new(self.session)
     }

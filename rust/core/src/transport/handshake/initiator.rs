@@ -85,7 +85,7 @@ impl Proven {
             .ok_or_else(|| untrusted("the answer to the handshake is not authentic"))
     }
 
-    /// What encrypts the rest of the conversation.
+    /// The cipher for the rest of the conversation.
     pub fn into_cipher(self) -> Cipher {
         Cipher::new(self.session)
     }

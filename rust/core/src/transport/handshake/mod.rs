@@ -14,16 +14,16 @@
 //!     | <--------------------------------------------------- |
 //! ```
 //!
-//! The Noise pattern is `KKpsk0` (Noise Protocol Framework, revision 34; library `snow`): each side holds its own private
-//! key and knows the other's public key from the group's table, and the job's secret, where there is one, is mixed in
-//! first. What goes in clear before the first message is its prologue, so no field can be changed on the way. The first
-//! message proves that the initiator holds its key, but it could be a recording; the empty message after the second one
-//! cannot, since that depends on the acceptor's fresh key.
+//! The Noise pattern is `KKpsk0` (Noise Protocol Framework, revision 34; library `snow`): each side holds its own private key
+//! and knows the other's public key from the group's table, and the job's secret, where there is one, is mixed in first. The
+//! clear bytes before the first message are its prologue, so no field can be changed on the way. The first message proves that
+//! the initiator holds its key, but it could be a recording; the empty message after the second one cannot, since that depends
+//! on the acceptor's fresh key.
 //!
 //! A hello that is wrong in any way is answered by one byte ([`Reply::Refused`]), the same for every reason.
 //!
-//! The handshake ends with the keys of a [`Cipher`](super::cipher::Cipher), which encrypts the connection where the group asks for that.
-//! Otherwise the bytes that follow are as they are, and an attacker on the path can read and alter them.
+//! The handshake ends with the keys of a [`Cipher`](super::cipher::Cipher), which encrypts the connection where the group asks
+//! for that. Otherwise the bytes that follow are as they are, and an attacker on the path can read and alter them.
 //!
 //! This module does no I/O: it makes frames and judges them. Each side is a chain of types, one for each state that it
 //! is in: [`Initiator`] and [`Proven`]; [`Stranger`], [`Challenged`] and [`Answers`].
@@ -43,7 +43,7 @@ pub use self::words::{Answer, Hello, Lane, Purpose, Reply};
 pub const MAGIC: [u8; 8] = *b"unisono\n";
 /// The version of the handshake and of what follows it.
 pub const VERSION: u16 = 4;
-/// What is sent in clear before the first Noise message.
+/// Bytes that are sent in clear before the first Noise message.
 const CLEAR: usize = 36;
 /// Purpose, lane, link.
 pub(super) const REQUEST: usize = 18;

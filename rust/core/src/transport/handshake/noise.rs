@@ -6,7 +6,7 @@ use snow::{HandshakeState, TransportState};
 use crate::error::{Code, Error, Result};
 use crate::transport::keys::GroupKey;
 
-/// With what a connection is authenticated, and encrypted where that is asked for.
+/// The cipher suite that authenticates a connection, and encrypts it where that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Suite {
@@ -17,7 +17,7 @@ pub(super) enum Suite {
 }
 
 impl Suite {
-    /// What is faster on this machine; the acceptor takes both.
+    /// The faster suite on this machine; the acceptor takes both.
     pub(super) fn fastest() -> Self {
         #[cfg(target_arch = "x86_64")]
         let has_aes = is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq");

@@ -83,7 +83,7 @@ fn an_answer_holds_for_its_step_alone() {
     assert_eq!(proven.answer(&first).unwrap_err().code, Code::Untrusted);
 }
 
-/// What lies in the store, all public keys, gives nothing to a process that holds none of the private ones.
+/// The store has public keys alone: they are of no use to a process that holds none of the private ones.
 #[test]
 fn public_keys_alone_convince_no_member() {
     let ours = keys();

@@ -1,4 +1,4 @@
-//! What the two sides say: who wants to open what to whom, and how that is answered.
+//! The messages of the two sides: the request to open a connection, and the answers to it.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ impl fmt::Display for Lane {
     }
 }
 
-/// What a connection will be part of.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Purpose {
@@ -91,7 +91,7 @@ impl Purpose {
     }
 }
 
-/// What the acceptor says to a proven member.
+/// The acceptor's answer to a proven member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Answer {
@@ -120,10 +120,10 @@ impl Answer {
     }
 }
 
-/// Who wants to open what to whom.
+/// The initiator's request to open a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub purpose: Purpose,
     /// Which link of the two ranks.
     pub lane: Lane,

@@ -26,7 +26,7 @@ const BLOCK: usize = 64 << 10;
 /// it sends meanwhile.
 const PIECE: usize = 256 << 10;
 
-/// How long a process may seem to be gone that has not ended: so long one with much memory takes to do so. One whose first
+/// How long a process that has not ended may seem to be gone: one with much memory takes that long to end. One whose first
 /// thread alone has ended seems to be gone for good.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -104,7 +104,7 @@ impl<L: Ledger> Borrower<L> {
         }
     }
 
-    /// What messages as long as `bytes` have taken lately.
+    /// The recent paces of messages as long as `bytes`.
     pub(super) fn paces(&self, bytes: usize) -> Paces {
         self.clock.paces(bytes)
     }
@@ -142,14 +142,14 @@ impl<L: Ledger> Borrower<L> {
         self.reading
     }
 
-    /// Gives back a loan of which nothing has been read.
+    /// Gives back a loan before anything of it has been read.
     pub(super) fn decline(&mut self) -> Back {
         debug_assert!(self.reading && (self.loan.run, self.loan.within) == (0, 0));
         self.reading = false;
         self.account.decline()
     }
 
-    /// The place that is shared with this side, of a loan of which nothing has been read.
+    /// The place that is shared with this side, in a loan before anything of it has been read.
     pub(super) fn shared(&self) -> Option<Run> {
         match self.loan.runs[..] {
             [run] if self.reading && run.shared => Some(run),

@@ -1,4 +1,4 @@
-//! What a peer says in shared memory.
+//! Data that a peer posts in shared memory.
 
 use std::sync::OnceLock;
 
@@ -17,7 +17,7 @@ fn target() -> &'static [u8] {
     TARGET.get_or_init(|| vec![7; 1 << 20])
 }
 
-/// What describes lent memory, as a peer posts it: refused, or read as far as there is memory. The first byte says how it is
+/// A description of lent memory, as a peer posts it: refused, or read as far as there is memory. The first byte says how it is
 /// read, and whether addresses are meant as offsets into memory that is there.
 pub fn description(bytes: &[u8]) {
     let Some((how, description)) = bytes.split_first() else {

@@ -1,17 +1,17 @@
 //! The early sign of a process's end.
 //!
-//! The system closes the descriptors of a process that is killed after the last of its threads has given up its memory. Where that
-//! is much it takes tens of milliseconds, and a pidfd tells no sooner. So one thread of this process has a table of descriptors of
-//! its own, which has nothing but the end of a pipe that writes; the peers get the end that reads. When the process is killed, executes another
-//! program or exits, this thread ends like all others, and its table with it, while others still hold the memory. Where it is the last to
-//! end, all others have let go of the common table before it gives up the memory: then the link's own socket is closed early. So one of the two
-//! tells at once.
+//! When a process is killed, the system closes its descriptors after the last of its threads has given up its memory. Where
+//! there is much memory that takes tens of milliseconds, and a pidfd tells no sooner. So one thread of this process has a table
+//! of descriptors of its own. The table has nothing but the write end of a pipe; the peers get the read end. When the process
+//! is killed, executes another program or exits, this thread ends like all others, and its table with it, while others still
+//! hold the memory. Where it is the last to end, all others have let go of the common table before it gives up the memory: then
+//! the link's own socket is closed early. So one of the two tells at once.
 //!
-//! The threads of the process may still be on their last instructions. Whether it writes to memory no more is a question for its
-//! pidfd (`process`). So a peer without one, in another PID namespace, is not told by this.
+//! The threads of the process may still be on their last instructions. Whether it writes to memory no more is a question for
+//! its pidfd (`process`). So a peer without one, in another PID namespace, is not told by this.
 //!
-//! All peers have the same pipe. None of them can make it hang up for the others; one that opens it anew to write can hide the end, and
-//! then the pidfd tells.
+//! All peers have the same pipe. None of them can make it hang up for the others; one that opens it anew to write can hide the
+//! end, and then the pidfd tells.
 //!
 //! `close_range` can give a thread a table of its own from Linux 5.9 on. Where it cannot, the link's socket and the pidfd tell.
 
@@ -90,8 +90,8 @@ pub(in crate::transport) struct Lives {
 }
 
 impl Lives {
-    /// That of this process, and the sign that the peer has sent, unless it is no pipe: another kind of descriptor may have its watchers
-    /// wait.
+    /// That of this process, and the sign that the peer has sent, unless it is no pipe: another kind of descriptor may have its
+    /// watchers wait.
     pub(in crate::transport) fn new(own: Option<Arc<Life>>, peer: Option<OwnedFd>) -> Self {
         let peer = peer.filter(|file| fcntl_getpipe_size(file).is_ok());
         Self {

@@ -13,7 +13,7 @@
 //! segment of its own, which the peer maps, and lends no private memory any more. Other messages may have been sent
 //! meanwhile, so the ring would be the wrong place.
 //!
-//! What lies in the heap may also be *shared*: until it gives it back the receiver may write to it as well ([`Writer`]).
+//! Memory in the heap may also be *shared*: the receiver may write to it as well, until it gives it back ([`Writer`]).
 //!
 //! A sender whose operation fails before its loans are back *revokes* them all, before its memory is used for anything
 //! else. The receiver looks for that after each block it has read, so what it makes use of was read before; and before
@@ -151,7 +151,7 @@ impl<L: Ledger> Lender<L> {
         }
     }
 
-    /// Lends private memory from so many bytes on, whatever it costs.
+    /// Lends private memory from `bytes` bytes on, whatever it costs.
     pub(super) fn lend_private_from(&mut self, bytes: usize) {
         (self.private_from, self.choices) = (bytes, None);
     }
@@ -180,11 +180,11 @@ impl<L: Ledger> Lender<L> {
         self.reach == Reach::Proven
     }
 
-    /// Whether `bytes`, of which some or (`whole`) all lie in private memory, are better lent than streamed, and the
-    /// peer can read them as far as is known. `incoming`: what such messages take in the other direction.
+    /// Whether `bytes` are better lent than streamed, and the peer can read them as far as is known. Some or (`whole`) all of
+    /// them lie in private memory. `incoming`: the paces of such messages in the other direction.
     pub(super) fn lends_private(&mut self, bytes: usize, whole: bool, incoming: Paces) -> bool {
         let reached = match self.reach {
-            // A payload of which the peer has read the part in the heap could not be refused any more.
+            // Once the peer has read the part in the heap, it could not refuse the payload any more.
             Reach::Unknown => whole,
             Reach::Proven => true,
             Reach::Refused => false,
@@ -213,8 +213,7 @@ impl<L: Ledger> Lender<L> {
         }
     }
 
-    /// What has become of a loan. A sender asks again and again, and sends nothing else meanwhile unless the loan is
-    /// proven.
+    /// The state of a loan. A sender asks again and again, and sends nothing else meanwhile unless the loan is proven.
     pub(super) fn look(&mut self, ticket: Ticket) -> Result<Loan> {
         // Acquire: the receiver has finished reading.
         let word = self.ledger.returned().load(Ordering::Acquire);
@@ -285,7 +284,7 @@ impl<L: Ledger> Lender<L> {
     /// Takes back what is lent.
     pub(super) fn revoke(&mut self) {
         self.ledger.revoked().swap(1, Ordering::SeqCst);
-        // What is written to the memory from here on is not seen without the word above.
+        // Writes to the memory from here on are not seen without the word above.
         self.ledger.fence(Ordering::SeqCst);
     }
 }

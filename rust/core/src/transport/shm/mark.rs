@@ -1,4 +1,4 @@
-//! The mark of a process: random bytes in memory of its own, by which who reads that memory knows that it is still the memory
+//! The mark of a process: random bytes in memory of its own. A reader of that memory knows by them that it is still the memory
 //! it means.
 //!
 //! `process_vm_readv` names a process by its number. That may be another process's by then; and the process may have

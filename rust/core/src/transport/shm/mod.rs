@@ -1,11 +1,11 @@
 //! Links between processes of one host: a ring of shared memory for each direction, and a Unix
 //! socket as control channel.
 //!
-//! While both sides are awake nothing but memory moves: no system call, lock or allocation. A side
-//! that sleeps waits on the control socket, where the peer rings a doorbell if it finds the
-//! sleeper's flag raised (`ring.rs` says why no wake-up is lost). The kernel closes that socket
-//! when the peer's process ends, which wakes the sleeper too; and should another process have a copy
-//! of the socket, there is the peer's pidfd (`process.rs`). Both are late where the process has much memory; `life.rs` tells at once.
+//! While both sides are awake nothing but memory moves: no system call, lock or allocation. A side that sleeps waits on the
+//! control socket, where the peer rings a doorbell if it finds the sleeper's flag raised (`ring.rs` says why no wake-up is
+//! lost). The kernel closes that socket when the peer's process ends, which wakes the sleeper too; and should another process
+//! have a copy of the socket, there is the peer's pidfd (`process.rs`). Both are late where the process has much memory;
+//! `life.rs` tells at once.
 
 mod borrower;
 #[cfg(any(test, fuzzing))]
@@ -62,14 +62,14 @@ pub struct ShmLink {
     taker: Taker<BoardMemory>,
     lender: Lender<BoardMemory>,
     borrower: Borrower<BoardMemory>,
-    /// What attempts since the last sleep lacked.
+    /// The resources that attempts since the last sleep lacked.
     lacks: Lacks,
     control: Control,
     page: Page,
-    /// The pieces of the loans of which some is private memory, each by the number of its loan.
+    /// The pieces of those loans that contain private memory, each by the number of its loan.
     lent: VecDeque<(u64, (usize, usize))>,
     moved: Option<Moved>,
-    /// What is shared with the peer, each by the number of its loan.
+    /// The memory that is shared with the peer, each piece by the number of its loan.
     shared: Vec<(u64, (usize, usize))>,
     lives: Lives,
     name: &'static str,
@@ -80,7 +80,7 @@ pub struct ShmLink {
 /// peer's process is stopped.
 pub(crate) const WRITERS_PATIENCE: Duration = Duration::from_millis(500);
 
-/// What a sender waits for.
+/// The resources that a sender waits for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lacks {
     room: bool,
@@ -368,7 +368,7 @@ impl Link for ShmLink {
         let mut ready = false;
         if interest.readable {
             ready |= self.consumer.arm() || self.borrower.is_readable();
-            // Corrupt words are reported by the next attempt to take. What comes after a loan waits for the end of it.
+            // Corrupt words are reported by the next attempt to take. A message after a loan waits for the end of the loan.
             ready |= !self.borrower.is_reading()
                 && self.taker.peek().map_or(true, |post| post.is_some());
         }
@@ -481,7 +481,7 @@ impl ShmLink {
 impl Drop for ShmLink {
     fn drop(&mut self) {
         if !self.home.is_here() {
-            // What a forked child's parent has lent stays lent.
+            // The loans of a forked child's parent stay lent.
             return;
         }
         self.lender.revoke();

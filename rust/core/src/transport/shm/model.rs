@@ -21,11 +21,11 @@ loom::thread_local! {
     static HAS_EXCHANGED: Cell<bool> = Cell::new(false);
 }
 
-/// A word of the shared memory. loom takes sequentially consistent accesses for `AcqRel` ones, and knows of such fences alone. The code relies on one
-/// property of theirs: an exchange is ordered before a load that follows it in its thread, if both are sequentially
-/// consistent, and this order is one with that of the fences. So the load that follows such an exchange at once, with no other
-/// exchange, store or such load between them, has a fence before it here. With a weaker order on either of them in the code
-/// there is none.
+/// A word of the shared memory. loom takes sequentially consistent accesses for `AcqRel` ones, and knows of such fences alone.
+/// The code relies on one property of theirs: an exchange is ordered before a load that follows it in its thread, if both are
+/// sequentially consistent, and this order is one with that of the fences. So the load that follows such an exchange at once,
+/// with no other exchange, store or such load between them, has a fence before it here. With a weaker order on either of them
+/// in the code there is none.
 ///
 /// The code has no fence there. This one also orders what the thread did before the exchange and what it does after the load,
 /// which the two accesses do not. It proves nothing by that, for an order between a store and a load shows in another thread
@@ -33,14 +33,14 @@ loom::thread_local! {
 /// has two kinds of them:
 ///
 /// - A side that goes to sleep: it stores its flag, and after the fence loads `tail`, `head`, a stamp, `taken`, `returned` or
-///   `moved`. Each store to one of these words has an exchange of its own, or a fence, and after it a load of the flag; that load
-///   is what answers this sleeper's fence. The fence here would let an earlier such store count for a later load of the
+///   `moved`. Each store to one of these words has an exchange of its own, or a fence, and after it a load of the flag; that
+///   load is what answers this sleeper's fence. The fence here would let an earlier such store count for a later load of the
 ///   flag as well, which finds nothing that the store's own load had not to find.
 /// - `Lender::revoke`: it stores `revoked`, and after the fence loads `writing`, and memory that is shared. `Writer::raise` is
-///   the exchange of `writing` and the load of `revoked`, with nothing to order before. What was written to shared memory
-///   earlier, `Writer::lower` has released, and `revoke`'s caller acquires it by its load of `writing`.
+///   the exchange of `writing` and the load of `revoked`, with nothing to order before. `Writer::lower` has released the
+///   earlier writes to shared memory, and `revoke`'s caller acquires them by its load of `writing`.
 ///
-/// What a thread loads after the load of a flag or of `revoked` is data that an acquiring load orders, or the subject of
+/// The loads of a thread after the load of a flag or of `revoked` are of data that an acquiring load orders, or the subject of
 /// another such pair.
 struct Shared(AtomicU64);
 

@@ -49,8 +49,8 @@ impl Moved {
 }
 
 impl ShmLink {
-    /// Copies the payload of a loan, of which the peer cannot read the private memory, to where it can, and tells it when
-    /// it has mapped that. To be called again until then.
+    /// Copies the payload of a loan, whose private memory the peer cannot read, to memory that it can read, and tells the peer
+    /// when it has mapped that. To be called again until then.
     pub(super) fn move_loan(&mut self, number: u64) -> Result<()> {
         let is_it = |moved: &Moved| moved.number == number;
         if !self.moved.as_ref().is_some_and(is_it) {

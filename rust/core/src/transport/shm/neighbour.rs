@@ -196,8 +196,8 @@ impl Neighbour for ShmLink {
 
 impl ShmLink {
     /// Whether the peer writes to what was shared with it no more, and never again once that is revoked. The answer needs
-    /// nothing of this link. A process that has ended writes no more, whatever the flag says, nor does one that has executed another
-    /// program.
+    /// nothing of this link. A process that has ended writes no more, whatever the flag says, nor does one that has executed
+    /// another program.
     fn end_of_writing(&self) -> heap::IsOver {
         let flag = self.lender.flag_of_writer();
         let peer = self.borrower.peer.clone();

@@ -1,13 +1,12 @@
 //! Whether private memory is better read by the peer or copied through the ring, by what messages of that length have
 //! taken lately.
 //!
-//! The ring costs two copies, of which each side does one; reading costs one, but the kernel looks every page up. Which
-//! is less depends on the length, and on where the two processes run at the moment: between cores that share a cache the
-//! ring's bytes never leave it, while between cores that do not every line of the ring changes hands twice; two ranks on
-//! one core copy in turn. In virtual machines that was seen to change within seconds and without a word. So nothing is
-//! assumed: the receiver times each long message from its first byte to its last, adds what the sender had spent before
-//! it came, and tells the sender in the shared header. The sender chooses for each message, and tries what it has not
-//! used for a while.
+//! The ring costs two copies, one by each side; reading costs one, but the kernel looks every page up. Which is less depends on
+//! the length, and on where the two processes run at the moment: between cores that share a cache the ring's bytes never leave
+//! it, while between cores that do not every line of the ring changes hands twice; two ranks on one core copy in turn. In
+//! virtual machines that was seen to change within seconds and without a word. So nothing is assumed: the receiver times each
+//! long message from its first byte to its last, adds what the sender had spent before it came, and tells the sender in the
+//! shared header. The sender chooses for each message, and tries what it has not used for a while.
 
 use std::time::{Duration, Instant};
 
@@ -20,14 +19,14 @@ const TIMED_FROM: usize = SHORTEST - SHORTEST / 16;
 const SHORTEST: usize = 64 << 10;
 pub(super) const CLASSES: usize = 11;
 
-/// The class of a message of `bytes`. What streams may come without its beginning, which travels with the header.
+/// The class of a message of `bytes`. A streamed message may come without its beginning, which travels with the header.
 pub(super) fn class(bytes: usize) -> usize {
     let units = bytes.saturating_add(SHORTEST / 16) / SHORTEST;
     (units.max(1).ilog2() as usize).min(CLASSES - 1)
 }
 
-/// A faster message takes a pace half of the way there, a slower one an eighth, and it counts as no more than so many
-/// times the pace: a process that loses its core meanwhile, or meets cold memory, says little of what memory can do.
+/// A faster message takes a pace half of the way there, a slower one an eighth, and it counts as no more than `MOST` times the
+/// pace: a process that loses its core meanwhile, or meets cold memory, says little of what memory can do.
 const FASTER: u32 = 2;
 const SLOWER: u32 = 8;
 const MOST: u32 = 4;
@@ -54,7 +53,7 @@ impl Pace {
     }
 }
 
-/// What messages of one class have taken lately in one direction.
+/// The recent paces of messages of one class in one direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Paces {
     ring: Pace,
@@ -67,7 +66,7 @@ impl Paces {
         u64::from(self.ring.0) << 32 | u64::from(self.loan.0)
     }
 
-    /// What such a word says. A peer may say anything: it is only chosen by.
+    /// The paces in such a word. A peer may say anything: only choices depend on it.
     pub(super) fn of(word: u64) -> Self {
         Self {
             ring: Pace((word >> 32) as u32),
@@ -98,7 +97,7 @@ struct Streaming {
 }
 
 impl Clock {
-    /// What messages as long as `bytes` have taken.
+    /// The paces of messages as long as `bytes`.
     pub(super) fn paces(&self, bytes: usize) -> Paces {
         self.paces[class(bytes)]
     }
@@ -153,7 +152,7 @@ impl Clock {
         class
     }
 
-    /// What the sender is told of a class.
+    /// The word that tells the sender the paces of a class.
     pub(super) fn word(&self, class: usize) -> u64 {
         self.paces[class].word()
     }
@@ -171,7 +170,7 @@ pub(super) struct Filling {
 }
 
 impl Filling {
-    /// What is there to do for the clock when a sender offers `bytes`.
+    /// Begins or goes on with the timing of `bytes` that a sender offers; returns their kind.
     #[inline]
     pub(super) fn begin(&mut self, bytes: usize) -> Offered {
         if bytes == self.left && bytes > 0 {
@@ -193,7 +192,7 @@ impl Filling {
     }
 }
 
-/// What a sender offers to the ring.
+/// The kind of the bytes that a sender offers to the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offered {
     /// Nothing that is timed.
@@ -287,7 +286,7 @@ const FRESH_AT_FIRST: Duration = Duration::from_millis(2);
 /// Bytes by which a way is tried: the first of them say how long its memory was unused.
 const TRIED: usize = 1 << 20;
 
-/// The ring has to be faster by this much, 3 : 4. What a receiver measures says nothing of the sender's copy, which keeps a
+/// The ring has to be faster by this much, 3 : 4. The receiver's measurements say nothing of the sender's copy, which keeps a
 /// core from other work, nor of the word and its answer that go before a message that cannot be offered.
 const RING_AHEAD: (u64, u64) = (3, 4);
 

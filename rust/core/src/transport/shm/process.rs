@@ -109,7 +109,7 @@ fn peer_number(control: &UnixStream) -> Option<i32> {
     (number > 0).then_some(number)
 }
 
-/// What the kernel says of the process at the other end, as of the call of connect or listen.
+/// The credentials of the process at the other end, as of the call of connect or listen.
 ///
 /// # Errors
 /// Those of `getsockopt`.

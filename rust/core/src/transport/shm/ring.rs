@@ -1,10 +1,9 @@
 //! One direction of a link in memory: a ring of bytes with one producer and one consumer.
 //!
-//! `tail` counts the bytes ever published, `head` those ever released; both only grow, and their
-//! difference is what the ring holds. The producer alone writes `tail`, the consumer alone writes
-//! `head`, and each keeps its own index privately and the other's as last seen, so that a small
-//! message costs one store and, most of the time, no look at the other side's cache line. What is
-//! read from the other side is checked: an impossible index is an error and never an address.
+//! `tail` counts the bytes ever published, `head` those ever released; both only grow, and their difference is what the ring
+//! holds. The producer alone writes `tail`, the consumer alone writes `head`, and each keeps its own index privately and the
+//! other's as last seen, so that a small message costs one store and, most of the time, no look at the other side's cache line.
+//! The other side's index is checked when it is read: an impossible index is an error and never an address.
 //!
 //! # Overlap
 //! A large transfer is published and released in chunks, so that one side copies into the ring
@@ -43,7 +42,7 @@ const PUBLISHED_IN_A_CROWD: usize = 32 << 10;
 /// How many bytes of a large transfer are taken and released at once.
 const RELEASED: usize = 32 << 10;
 
-/// What the two sides of a ring share. All words are zero at first.
+/// The memory that the two sides of a ring share. All words are zero at first.
 pub(super) trait Memory {
     /// A word of the shared memory.
     type Word: Word<Value = u64>;
@@ -92,7 +91,7 @@ fn chunk(capacity: usize, most: usize) -> usize {
     (capacity / 4).clamp(1, most)
 }
 
-/// The bytes in the ring by these indices, one of which the peer wrote.
+/// The bytes in the ring by these indices; the peer wrote one of them.
 #[inline]
 fn held(tail: u64, head: u64, capacity: usize) -> Result<usize> {
     let held = tail.wrapping_sub(head);

@@ -35,8 +35,9 @@ pub const MAX_CAPACITY: usize = 1 << 30;
 const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x09");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
-/// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions: at a page of the
-/// system's, whose pages are no longer than this anywhere. Where they are longer than this one the first ring begins in it, too.
+/// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions: at a multiple of 64
+/// KiB, which is at least the length of the system's pages anywhere. Where those are longer than a [`Page`], the first ring
+/// begins in the same one.
 const PAGE: usize = (BOARDS + 2 * SLOTS * SLOT).next_multiple_of(64 << 10);
 /// Where the first ring's bytes begin.
 const DATA: usize = PAGE + Page::BYTES;
@@ -104,9 +105,8 @@ pub(super) struct Segment {
     capacity: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop. What
-// is shared in it is atomic words, and bytes that the rings hand from one side to the other by
-// those words.
+// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop. Its shared contents are atomic
+// words, and bytes that the rings hand from one side to the other by those words.
 unsafe impl Send for Segment {}
 // SAFETY: as above; `Segment` itself has no interior that changes.
 unsafe impl Sync for Segment {}
@@ -364,7 +364,7 @@ impl BoardMemory {
         unsafe { self.words.as_ref() }
     }
 
-    /// Says what this process is known by to who reads what it lends. Before it lends anything.
+    /// Tells the readers of lent memory the mark by which they know this process. Before it lends anything.
     pub(super) fn tell_mark(&self, mark: Mark) {
         let words = &self.words().mark;
         words.address.store(mark.address, Ordering::Relaxed);
@@ -373,7 +373,7 @@ impl BoardMemory {
         }
     }
 
-    /// What the lender is known by, once it has lent something.
+    /// The mark by which the lender is known, once it has lent something.
     pub(super) fn mark(&self) -> Mark {
         let words = &self.words().mark;
         Mark {
@@ -434,7 +434,7 @@ impl Board for BoardMemory {
 
     #[inline]
     unsafe fn write(&self, slot: usize, at: usize, bytes: &[u8]) {
-        // SAFETY: the caller keeps the destination within the room of a slot that is not published, of which no slice
+        // SAFETY: the caller keeps the destination within the room of a slot that is not published; no slice of that slot
         // exists.
         unsafe {
             ptr::copy_nonoverlapping(

@@ -36,7 +36,7 @@ impl Shared {
     /// `bytes` of it from `at` on.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer bytes.
     #[inline]
     pub fn read(&self, at: usize, bytes: usize) -> &[u8] {
         // SAFETY: the peer shares the span and leaves it alone until it is given back, which is after this is dropped;
@@ -61,7 +61,7 @@ impl Shared {
     /// `bytes` of it from `at` on, to write.
     ///
     /// # Panics
-    /// If there are not so many, or not between [`Shared::begin`] and [`Shared::end`].
+    /// If there are fewer bytes, or not between [`Shared::begin`] and [`Shared::end`].
     #[inline]
     pub fn write(&mut self, at: usize, bytes: usize) -> &mut [u8] {
         assert!(

@@ -36,7 +36,7 @@ const LENGTH_BITS: u32 = 13;
 const LOAN_BIT: u64 = 1 << LENGTH_BITS;
 const NUMBER_SHIFT: u32 = LENGTH_BITS + 1;
 
-/// What the two sides of the slots share. All words are zero at first.
+/// The memory that the two sides of the slots share. All words are zero at first.
 pub(super) trait Board {
     type Word: Word<Value = u64>;
 

@@ -1,4 +1,4 @@
-//! What a link says when its peer leaves, is lost or aborts, and that this wakes a sleeper.
+//! Tests of a link's end: its state when the peer leaves, is lost or aborts, and the wake-up of a sleeper.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -127,7 +127,7 @@ pub(in crate::transport) fn a_position_wakes_a_sleeper_and_is_told_once(
     drop(a);
 }
 
-/// What `link` says once its peer is no longer present.
+/// The state of `link` once its peer is no longer present.
 pub(in crate::transport) fn end_of(link: &mut dyn Link) -> PeerState {
     let start = Instant::now();
     loop {

@@ -1,6 +1,6 @@
-//! What every transport passes: functions over a constructor of two connected ends, and a macro
-//! that makes tests of them. The constructor takes the capacity that the link should have in each
-//! direction; a transport whose capacity is the kernel's business comes as near as it can.
+//! Tests that every transport passes: functions over a constructor of two connected ends, and a macro that makes tests of them.
+//! The constructor takes the capacity that the link should have in each direction; a transport whose capacity is the kernel's
+//! business comes as near as it can.
 
 mod ends;
 mod messages;

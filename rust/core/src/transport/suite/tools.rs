@@ -1,4 +1,4 @@
-//! What the suite's functions are made of: patterns of bytes, ends that run side by side, and a sleeper like the engine's.
+//! Tools of the suite's functions: patterns of bytes, ends that run side by side, and a sleeper like the engine's.
 
 use std::thread;
 use std::time::Instant;

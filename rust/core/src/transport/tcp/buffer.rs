@@ -10,19 +10,19 @@ const LONGEST: usize = 2 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
     memory: Vec<u8>,
-    /// Threads that take what is in it, but for one.
+    /// The number of threads that take its bytes, less one.
     helpers: usize,
     start: usize,
     end: usize,
 }
 
 impl Buffer {
-    /// So many threads take what is in it.
+    /// Sets the number of threads that take its bytes.
     pub(super) fn share(&mut self, threads: usize) {
         self.helpers = threads.saturating_sub(1);
     }
 
-    /// What is in it.
+    /// The bytes in it.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.memory[self.start..self.end]
     }
@@ -54,7 +54,7 @@ impl Buffer {
         &mut self.memory[self.end..size]
     }
 
-    /// So many bytes of the room have been filled.
+    /// The first `count` bytes of the room have been filled.
     pub(super) fn fill(&mut self, count: usize) {
         self.end += count;
     }

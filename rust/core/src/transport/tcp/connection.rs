@@ -15,7 +15,7 @@ use crate::transport::cipher::{Cipher, Failure, RECORD, Sealed};
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: TcpStream,
-    /// What seals its bytes, where they are encrypted.
+    /// The encryption of its bytes, where they are encrypted.
     sealed: Option<Box<Sealed>>,
 }
 
@@ -43,7 +43,7 @@ impl Connection {
         &self.socket
     }
 
-    /// Sends as much of `bytes` as goes now. What did not go must be what the next call begins with.
+    /// Sends as much of `bytes` as goes now. The next call must begin with the bytes that did not go.
     ///
     /// # Errors
     /// `AGAIN` when nothing went.
@@ -64,7 +64,7 @@ impl Connection {
     /// `AGAIN` when nothing went.
     pub(super) fn send_pieces(&mut self, pieces: &[&[u8]]) -> Result<usize, Errno> {
         if let Some(sealed) = &mut self.sealed {
-            // What is sealed is copied in any case: in one record, as much as fits.
+            // Sealed bytes are copied in any case: as many as fit in one record.
             let mut record = Vec::new();
             for piece in pieces {
                 let fits = piece.len().min(RECORD - record.len());

@@ -17,10 +17,10 @@
 //! Before there is a link the same holds: a host that does not answer the call for a connection is given up after the same
 //! limit, and while the two sides introduce themselves both connections have both options.
 //!
-//! Beyond that there are questions ([`Control::ask`](crate::transport::control::Control::ask)). What answers them is not
-//! the kernel but the peer's process, by a thread that does nothing else meanwhile. They end nothing: a wait that has
-//! timed out reports whether they were answered. They are asked only by a rank that has waited for a while, and so an idle
-//! process is woken by a peer that waits for it, and otherwise sleeps.
+//! Beyond that there are questions ([`Control::ask`](crate::transport::control::Control::ask)). Not the kernel but a thread
+//! of the peer's process answers them, which does nothing else meanwhile. They end nothing: a wait that has timed out reports
+//! whether they were answered. They are asked only by a rank that has waited for a while, and so an idle process is woken by a
+//! peer that waits for it, and otherwise sleeps.
 
 use std::io;
 use std::net::TcpStream;
@@ -127,7 +127,7 @@ mod tests {
                 interval,
                 count,
             } = Probes::within(limit);
-            // What the kernel takes.
+            // The ranges that the kernel takes.
             assert!((1..=32_767).contains(&idle) && (1..=32_767).contains(&interval));
             assert!((1..=127).contains(&count), "{limit}");
             let last = idle + interval * count;

@@ -1,4 +1,4 @@
-//! What the kernel knows of a TCP connection.
+//! The kernel's figures for a TCP connection.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -11,7 +11,7 @@ const RTT: usize = 68;
 const BYTES_ACKED: usize = 120;
 const BUSY_TIME: usize = 168;
 
-/// What a connection has sent so far.
+/// The traffic that a connection has sent so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Traffic {
     /// Bytes that the peer's kernel has acknowledged.
@@ -20,7 +20,7 @@ pub(super) struct Traffic {
     pub(super) busy_us: u64,
 }
 
-/// What a connection has sent so far; nothing where that is not known.
+/// The traffic that a connection has sent so far; zero where it is not known.
 pub(super) fn traffic(socket: &impl AsFd) -> Traffic {
     let told = ask(socket.as_fd());
     let at = |place| field(&told, place).map_or(0, u64::from_ne_bytes);

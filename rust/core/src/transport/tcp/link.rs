@@ -60,7 +60,7 @@ pub struct TcpLink {
     drained: bool,
     /// This side has said farewell.
     leaving: bool,
-    /// What ended the data connection, as first seen by sending or receiving.
+    /// The reason for the end of the data connection, as first seen by sending or receiving.
     broken: Option<String>,
     /// After how many seconds without an answer the peer's host is lost.
     host_limit: Option<u32>,
@@ -72,8 +72,8 @@ pub struct TcpLink {
 }
 
 impl TcpLink {
-    /// This side's end of a link over two connections to the same peer, of which `control` is its
-    /// control channel. `peer` is the peer's address, for messages.
+    /// This side's end of a link over two connections to the same peer: `data`, and `control` for its control channel. `peer`
+    /// is the peer's address, for messages.
     ///
     /// # Errors
     /// `System` when a socket does not take its options.
@@ -192,7 +192,7 @@ impl TcpLink {
         is_broken || self.drained || self.incoming.has_ended(&self.data)
     }
 
-    /// Does what the peer says of the form of its bytes, and of ours.
+    /// Follows the peer's announcement of frames, and its answer to that of this side.
     fn follow(&mut self) {
         if let Some(until) = self.control.take_framing() {
             match self.incoming.announce(until) {

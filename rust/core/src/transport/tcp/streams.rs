@@ -13,13 +13,14 @@ use super::stripes::{Gather, MOST, Pace, Spread};
 use crate::reduce::Workers;
 use crate::transport::cipher::Failure;
 
-/// As many bytes go as they are when frames are announced that the peer has heard of it before they are through, if it runs.
+/// Bytes that still go as they are when frames are announced: enough for a peer that runs to hear of the frames before these
+/// bytes are through.
 const LEAD: u64 = 4 << 20;
 
 /// Payloads that are shorter are not measured: to ask for what is on its way would cost them a system call.
 const LONG: usize = 32 << 10;
 
-/// What this side sends.
+/// The outgoing direction of a link's bytes.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     form: Form,
@@ -65,7 +66,7 @@ impl Outgoing {
         }
     }
 
-    /// As [`Outgoing::new`], with so many stripes from the first byte on.
+    /// As [`Outgoing::new`], with `number` stripes from the first byte on.
     #[cfg(test)]
     pub(super) fn striped(number: usize) -> Self {
         let mut outgoing = Self::new(false);
@@ -74,7 +75,7 @@ impl Outgoing {
         outgoing
     }
 
-    /// So many stripes are needed.
+    /// Sets the number of stripes that are needed.
     #[cfg(test)]
     pub(super) fn want(&mut self, number: usize) {
         self.pace.want(number);
@@ -137,7 +138,7 @@ impl Outgoing {
         Ok(sent)
     }
 
-    /// Uses so many stripes, and closes the others.
+    /// Uses the first `number` stripes, and closes the others.
     pub(super) fn use_only(&mut self, number: usize) {
         self.spread.use_only(number);
         self.asked = self.asked.min(number);
@@ -267,7 +268,7 @@ fn plain(main: &mut Connection, first: &[u8], rest: &[u8]) -> Result<usize, Errn
     }
 }
 
-/// What comes from the peer.
+/// The incoming direction of a link's bytes.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     /// Bytes that came as they are, and how many do.

@@ -31,7 +31,7 @@ fn in_blocks(hosts: &[&[usize]]) -> Vec<Place> {
     hosts.iter().enumerate().flat_map(of_host).collect()
 }
 
-/// The same ranks in another order: as cards that are dealt to so many.
+/// The same ranks in another order: as cards that are dealt to `hands` players.
 fn dealt(places: &[Place], hands: usize) -> Vec<Place> {
     let hand = |first: usize| places.iter().skip(first).step_by(hands).copied();
     (0..hands).flat_map(hand).collect()
@@ -239,7 +239,7 @@ fn a_broadcast_crosses_between_nodes_less_often() {
     }
 }
 
-/// What has no memory nodes has the plans that it had.
+/// Hosts without memory nodes have the plans that they had.
 #[test]
 fn hosts_without_nodes_have_two_levels() {
     for (_, _, host_of) in even_hosts() {
@@ -346,7 +346,7 @@ fn the_cheaper_way_is_taken() {
     assert!(ways.iter().all(|cases| *cases > 50), "{ways:?}");
 }
 
-/// What crosses between nodes is on the bill of every algorithm.
+/// Bytes that cross between nodes are on the bill of every algorithm.
 #[test]
 fn hosts_with_nodes_reduce_by_hierarchy() {
     let places = in_blocks(&[&[16, 16], &[16, 16]]);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Any ranks may have their buffers read in place, in every collective with the same count on all ranks. An all_reduce in one shot is
-/// none of these.
+/// Any ranks may have their buffers read in place, in every collective with the same count on all ranks. An all_reduce in one
+/// shot is none of these.
 #[test]
 fn buffers_are_read_in_place() {
     for world in [2, 3, 4] {

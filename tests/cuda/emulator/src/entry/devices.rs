@@ -78,7 +78,7 @@ driver_functions! {
         write_text(&id, length, &format!("0000:{:02X}:00.0", physical + 1))
     }
 
-    /// What a device is known by in every process.
+    /// The identifier of a device, the same in every process.
     fn cuDeviceGetUuid_v2(uuid: Out<Uuid>, device: Device) {
         uuid.set(uuid_of(index_of(device)?))
     }

@@ -94,7 +94,7 @@ driver_functions! {
         event::get(handle)?.record(&stream::get(stream)?)
     }
 
-    /// The same, with flags, of which only the default is emulated.
+    /// The same, with flags; only the default is emulated.
     fn cuEventRecordWithFlags(handle: Handle, stream: Handle, flags: c_uint) {
         if flags != 0 {
             return Err(if flags == 1 { Status::NOT_SUPPORTED } else { Status::INVALID_VALUE });

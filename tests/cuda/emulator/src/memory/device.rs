@@ -151,7 +151,7 @@ impl Pool {
 }
 
 impl State {
-    /// The first place at or after `from` where so many bytes are free.
+    /// The first place at or after `from` where `bytes` bytes are free.
     fn gap(&self, from: usize, bytes: usize, capacity: usize) -> Option<usize> {
         let before = self.taken.range(..from).next_back();
         let mut start = before.map_or(from, |(&at, &pages)| from.max(at + pages));

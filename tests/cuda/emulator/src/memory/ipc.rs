@@ -1,7 +1,7 @@
 //! Device memory between processes.
 //!
-//! A handle names the exporting process and its memfd, which the importer opens through `/proc`, and a line of the ledger at the
-//! end of that file. The ledger says whether the memory is still allocated and how often it is imported.
+//! A handle names the exporting process and its memfd, which the importer opens through `/proc`, and a line of the ledger
+//! at the end of that file. The ledger says whether the memory is still allocated and how often it is imported.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -32,7 +32,7 @@ struct Line {
     reserved: AtomicU32,
 }
 
-/// What is in a handle.
+/// The content of a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 struct Ticket {
@@ -144,8 +144,8 @@ pub(super) fn forget_export(region: &Region) {
 /// Maps another process's memory; a second time in the same context it is the same address.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` in the exporting process itself, `INVALID_HANDLE` when the handle is none, the process or the memory is gone,
-/// or imports are refused, `PEER_ACCESS_UNSUPPORTED` when the memory's device cannot be reached.
+/// `INVALID_CONTEXT` in the exporting process itself, `INVALID_HANDLE` when the handle is none, the process or the memory is
+/// gone, or imports are refused, `PEER_ACCESS_UNSUPPORTED` when the memory's device cannot be reached.
 #[expect(clippy::too_many_lines, reason = "one check after the other")]
 pub(crate) fn import(context: &Arc<Context>, handle: &IpcMemHandle) -> Outcome<DevicePointer> {
     // SAFETY: a ticket is smaller than a handle and any bytes are one; what it says is checked below.

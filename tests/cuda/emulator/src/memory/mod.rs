@@ -22,7 +22,7 @@ pub(crate) use device::{allocate, free, in_use, peak};
 pub(crate) use host::{allocate_pinned, device_pointer, free_pinned, register, unregister};
 pub(crate) use ipc::{close, export, freed_while_imported, import};
 
-/// What a range of addresses is.
+/// The kind of memory at a range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Memory of a device, from its allocator.

@@ -107,7 +107,7 @@ pub(crate) fn event() -> Event {
 pub(crate) fn pinned(words: usize) -> &'static [AtomicU32] {
     let mut start: *mut c_void = null_mut();
     ok!(cuMemAllocHost_v2(&mut start, words * 4));
-    // SAFETY: the driver gave so many bytes, zeroed and aligned to a page; any thread or process may write atomic
+    // SAFETY: the driver gave `4 * words` bytes, zeroed and aligned to a page; any thread or process may write atomic
     // words. Tests that free the memory do not look at it afterwards.
     unsafe { std::slice::from_raw_parts(start.cast(), words) }
 }

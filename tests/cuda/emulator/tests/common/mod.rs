@@ -103,7 +103,7 @@ pub(crate) fn together(
     reports
 }
 
-/// What a test that has to fail says. The processes it starts run it as it is.
+/// The message of a test that has to fail. The processes it starts run it as it is.
 pub(crate) fn failure_of(test: impl FnOnce() + std::panic::UnwindSafe) -> String {
     let failure = std::panic::catch_unwind(test).expect_err("it did not fail");
     *failure.downcast::<String>().expect("a message")

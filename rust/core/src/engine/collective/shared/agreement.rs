@@ -18,7 +18,7 @@ use crate::types::Rank;
 /// Whether all operations before this one are done with a direction of a link.
 pub(super) type Free<'a> = &'a dyn Fn((Rank, Direction)) -> bool;
 
-/// What a rank proposes to all others.
+/// The proposal of a rank to all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Proposal {
     /// Offers memory.
@@ -32,7 +32,7 @@ pub(super) enum Proposal {
 }
 
 impl Proposal {
-    /// What stands in the place of a message's length where more is to be said than nothing: no message is as long.
+    /// The mark in the place of a message's length, for a proposal that needs one: no message is as long.
     fn mark(self) -> Option<usize> {
         match self {
             Self::Offer | Self::Private => None,
@@ -42,16 +42,16 @@ impl Proposal {
     }
 }
 
-/// What is known of one peer.
+/// The state of the round with one peer.
 #[derive(Debug, Default)]
 struct Peer {
     /// Bytes of the message that have been sent, where it offers nothing and is streamed.
     sent: usize,
     sent_all: bool,
-    /// What this rank offers it.
+    /// This rank's offer to it.
     ticket: Option<Ticket>,
     heard: Option<Proposal>,
-    /// What it offers this rank.
+    /// Its offer to this rank.
     offered: Option<Shared>,
 }
 
@@ -179,7 +179,7 @@ impl AgreementRound {
         self.proposal == Some(proposal) || others.any(|(_, state)| state.heard == Some(proposal))
     }
 
-    /// What the others offer, by rank.
+    /// The offers of the others, by rank.
     pub(super) fn offered(&mut self) -> impl Iterator<Item = (Rank, &mut Shared)> {
         let peers = self.peers.iter_mut().enumerate();
         peers.filter_map(|(peer, state)| Some((peer, state.offered.as_mut()?)))
@@ -253,7 +253,7 @@ impl AgreementRound {
         Ok(all)
     }
 
-    /// Its waits, in reports and to be woken for. `bytes`: of a rank's slice. `reads`: whether the next message from a peer is for
+    /// Its waits, for reports and wake-ups. `bytes`: of a rank's slice. `reads`: whether the next message from a peer is for
     /// this round.
     pub(super) fn waiting(
         &self,

@@ -52,7 +52,7 @@ impl Agreements {
         &mut self.0[(mixed >> 58) as usize]
     }
 
-    /// Whether an operation on so many elements tries to agree.
+    /// Whether an operation on `count` elements tries to agree.
     pub(super) fn attempts(&mut self, collective: Collective, count: usize) -> bool {
         self.of(collective, count).attempts()
     }
@@ -113,7 +113,7 @@ impl WindowSpeed {
         self.backoff.attempts()
     }
 
-    /// An operation of `world` ranks has taken so long for each chunk.
+    /// An operation of `world` ranks has taken the time `chunk` for each chunk.
     pub(super) fn observe(&mut self, chunk: Duration, world: usize) {
         let limit = self
             .slow

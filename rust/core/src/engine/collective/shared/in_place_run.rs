@@ -5,8 +5,8 @@
 //!
 //! # Safety of the memory
 //!
-//! What a rank shares it leaves alone until it is back: slice `r` is used by rank `r` alone, and each rank's own slice
-//! is shared with no rank, which the checker proves of the plan. After a failure see
+//! A rank leaves alone the memory that it shares, until that is back. Rank `r` alone uses slice `r`, and each rank's own
+//! slice is shared with no rank: the checker proves this of the plan. After a failure see
 //! [`Neighbour::await_writer`](crate::transport::Neighbour::await_writer).
 
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(super) struct InPlaceRun {
     /// The next step, and how many of its bytes are done.
     next: usize,
     done: usize,
-    /// Where what the peers share begins in their outputs, in bytes.
+    /// The byte at which the slice that the peers share begins in their outputs.
     slice: usize,
 }
 
@@ -92,8 +92,8 @@ fn bytes_of(operands: &Operands, span: Span) -> (usize, usize) {
     (span.offset * size, span.len * size)
 }
 
-/// Sums up and stores some more of a span, of which `done` bytes are done: `bytes` from `start` on in the own output, and
-/// from `theirs` on in what each peer shares.
+/// Sums up and stores some more of a span, from its byte `done` on. The span has `bytes` bytes, from `start` on in the own
+/// output, and from `theirs` on in the memory that each peer shares.
 fn work(
     operands: &mut Operands,
     (start, bytes, theirs): (usize, usize, usize),

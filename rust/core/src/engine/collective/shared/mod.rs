@@ -15,8 +15,9 @@
 //! makes all of them the same proposal, so all ranks decide alike. If all offer, each works on its slice and gives back
 //! what the others offered it; a rank that has everything back has the result. If one does not, all decline.
 //!
-//! An operation other than `all_reduce` goes through windows, or by messages, which read a peer's memory where it lies if
-//! it lies in the heap. That is faster where it holds for all that is read, and a rank of which it holds proposes it.
+//! An operation other than `all_reduce` goes through windows or by messages. Messages read a peer's memory where it lies, if
+//! it lies in the heap. They are faster where all the memory that is read lies there, and a rank whose memory does proposes
+//! them.
 //!
 //! The first operation that could go through windows opens them, in a round before its own. Where a rank has none, or one
 //! cannot reach another's, there are none for the life of the group. A round costs little, but it costs an operation that
@@ -51,7 +52,7 @@ use crate::engine::collective::plan_key::PlanKey;
 /// Steps of plans that are kept for operations to come.
 const KEPT_STEPS: usize = 1 << 18;
 
-/// What the ranks of a group share on their one host; the same on all of them.
+/// The one host of a group: its number of ranks and the cores that they share; the same on all of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Host {
     /// The number of ranks.
@@ -61,18 +62,18 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Bytes of a buffer that go through windows at once.
+    /// Bytes of a chunk: the part of a buffer that goes through windows at once.
     fn chunk(&self, collective: Collective) -> usize {
         chunk(collective, self.world, self.cores)
     }
 
-    /// How many times so much goes through windows at once, for a buffer of so many bytes.
+    /// The number of chunks of a buffer of `bytes` bytes, at least one.
     fn chunks(&self, collective: Collective, bytes: usize) -> usize {
         bytes.div_ceil(self.chunk(collective)).max(1)
     }
 }
 
-/// What the operations of a group have in common in the memory that its ranks share.
+/// The common state of a group's operations in the memory that its ranks share.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMemory {
     clock: Clock,
@@ -95,7 +96,7 @@ enum WindowState {
     Open(Box<Windows>),
 }
 
-/// What all ranks do.
+/// The way in which all ranks do an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
     InPlace,
@@ -175,7 +176,7 @@ impl SharedMemory {
         }
     }
 
-    /// The plan through windows of an operation, in chunks of so many bytes.
+    /// The plan through windows of an operation, in chunks of `chunk` bytes.
     fn window_plan(
         &mut self,
         key: PlanKey,

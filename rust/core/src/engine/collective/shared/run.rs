@@ -92,8 +92,8 @@ impl SharedRun {
             || (self.decision == Some(Decision::Windows) && self.round.is_settled(operands))
     }
 
-    /// Moves it as far as that goes now. Returns whether anything moved. `is_next`: how all operations before it are to
-    /// be done is decided.
+    /// Moves it as far as that goes now. Returns whether anything moved. `is_next`: all operations before it have
+    /// been decided.
     pub(crate) fn advance(
         &mut self,
         operands: &mut Operands,
@@ -263,7 +263,8 @@ impl SharedRun {
         }
     }
 
-    /// What this rank proposes, if its peers reach the memory; else [`Proposal::Private`].
+    /// The proposal of this rank, and the memory that its peers must reach for it; if they do not, it is
+    /// [`Proposal::Private`].
     fn wish(&self, operands: &Operands) -> (Proposal, Option<(usize, usize)>) {
         let one_piece = |memory: &Memory| {
             let place = memory.place(0, memory.len());
@@ -390,7 +391,7 @@ impl SharedRun {
         if self.window_run.is_some() {
             self.since.get_or_insert_with(|| memory.clock.now());
         }
-        // What comes after it waits for the links.
+        // The operations after it wait for the links.
         let is_back = self.round.is_settled(operands)
             || self.round.is_back(operands, links, Loan::Declined)?;
         let is_over = self.window_run.as_ref().is_some_and(WindowRun::is_done);
@@ -472,7 +473,7 @@ impl SharedRun {
         }
     }
 
-    /// What it waits for, in reports and to be woken for.
+    /// Its waits, for reports and wake-ups.
     pub(crate) fn waiting(
         &self,
         operands: &Operands,
@@ -496,8 +497,8 @@ impl SharedRun {
     }
 }
 
-/// What of its buffer a rank offers another, from which byte on and how long: that one's slice of an all_reduce. Of other
-/// collectives nothing.
+/// The part of its buffer that a rank offers to `rank`: the first byte and the length of `rank`'s slice of an all_reduce. In
+/// other collectives it is empty.
 fn offered_slice(operands: &Operands, rank: Rank) -> (usize, usize) {
     if operands.collective != Collective::AllReduce {
         return (0, 0);

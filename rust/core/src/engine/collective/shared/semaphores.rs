@@ -34,15 +34,15 @@ pub(super) const fn semaphore_of(what: Semaphore, half: usize) -> usize {
     what as usize * HALVES + half
 }
 
-/// In the first line: what is set for all others.
+/// In the first line: the counts set for all others.
 const FOR_ALL: usize = 0;
 /// In the second one: how often the owner began or ended a sleep, odd while it sleeps.
 const SLEEPS: usize = LINE;
-/// Behind it, of rank 0, a word for each of so many collectives: see [`stores`](super::stores).
+/// Behind it, in rank 0's window, a word for each of [`COLLECTIVES`] collectives: see [`stores`](super::stores).
 pub(super) const STORES: usize = LINE + 1;
 pub(super) const COLLECTIVES: usize = LINE - 1;
 
-/// The first word of what is set for `peer` alone.
+/// The first word of the counts set for `peer` alone.
 const fn for_one(peer: Rank) -> usize {
     (2 + peer) * LINE
 }
@@ -60,26 +60,26 @@ pub(super) trait Words {
     /// A word of this rank's own window.
     fn own(&self, index: usize) -> &Self::Word;
 
-    /// What a word of the window of a peer says. Acquire: what the peer did before it wrote that is done.
+    /// The value of a word of a peer's window. Acquire: everything that the peer did before it wrote the value is done.
     fn of(&self, peer: Rank, index: usize) -> u64;
 
     /// A sequentially consistent fence.
     fn fence(&self);
 }
 
-/// What one rank has set and taken.
+/// The counts of one rank: how often it has set and taken each semaphore.
 #[derive(Debug)]
 pub(super) struct Semaphores {
     rank: Rank,
     others: Peers,
-    /// What this rank has set for all, and for each peer.
+    /// The counts that this rank has set for all, and for each peer.
     set_for_all: [u64; SEMAPHORES],
     set_for_one: Vec<[u64; SEMAPHORES]>,
     /// Peers for which something has been set, and that have not been woken since.
     untold: Peers,
     /// The sleep of each peer for which this rank last rang.
     rung: Vec<u64>,
-    /// What this rank has taken of what each peer set.
+    /// By peer, the counts that this rank has taken of those that the peer set.
     taken: Vec<[u64; SEMAPHORES]>,
 }
 
@@ -163,7 +163,7 @@ impl Semaphores {
     }
 }
 
-/// Announces that this rank is about to sleep. What it waits for is to be looked at once more after that.
+/// Announces that this rank is about to sleep. The caller must look once more, after this, at what the rank waits for.
 pub(super) fn arm(words: &impl Words) {
     let sleeps = words.own(SLEEPS);
     let before = sleeps.load(Ordering::Relaxed);

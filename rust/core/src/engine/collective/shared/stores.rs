@@ -30,7 +30,7 @@ const FIRST: u32 = 4;
 const SOON: u32 = 32;
 const LATE: u32 = 4096;
 
-/// What to do with operations of about one length.
+/// The way of operations of about one length, and the trials of the other way.
 #[derive(Clone, Copy, Debug)]
 struct Habit {
     streams: bool,
@@ -66,7 +66,7 @@ impl Habit {
         self.streams != self.tries
     }
 
-    /// An operation has taken so long. Returns whether the way changes for good.
+    /// An operation has taken the time `taken`. Returns whether the way changes for good.
     fn note(&mut self, taken: Duration) -> bool {
         self.since += 1;
         let Some(won) = self.won else {
@@ -139,12 +139,12 @@ impl Default for Stores {
 }
 
 impl Stores {
-    /// What rank 0 says.
+    /// The mask that rank 0 publishes.
     pub(super) fn mask(&self) -> Mask {
         self.mask
     }
 
-    /// An operation on so many bytes has taken so long.
+    /// An operation on `bytes` bytes has taken the time `taken`.
     pub(super) fn note(&mut self, bytes: usize, taken: Duration) {
         let length = length(bytes);
         let habit = &mut self.habits[length];
@@ -162,12 +162,12 @@ impl Stores {
     }
 }
 
-/// The bit of an operation on so many bytes.
+/// The bit of an operation on `bytes` bytes.
 fn length(bytes: usize) -> usize {
     bytes.max(1).ilog2() as usize
 }
 
-/// What the mask says of an operation on so many bytes.
+/// The way that the mask gives for an operation on `bytes` bytes.
 pub(super) fn way(mask: Mask, bytes: usize) -> Streaming {
     match mask >> length(bytes) & 1 {
         0 => Streaming::No,
@@ -181,7 +181,7 @@ mod tests {
 
     const BYTES: usize = 300_000;
 
-    /// How many of `count` operations stream, where they take so many microseconds then and otherwise.
+    /// How many of `count` operations stream, where they take `streaming` microseconds then and `keeping` otherwise.
     fn streamed(stores: &mut Stores, count: usize, streaming: u64, keeping: u64) -> usize {
         streamed_beside_others(stores, count, streaming, keeping, || 1.0)
     }

@@ -62,7 +62,7 @@ fn agreed(comm: &Communicator) -> usize {
     went(comm, Decision::InPlace)
 }
 
-/// Whether a collective on so many elements per buffer or block goes through windows if its memory is private.
+/// Whether a collective on `count` elements per buffer or block goes through windows if its memory is private.
 fn worth<T: Element>(comm: &Communicator, collective: Collective, count: usize) -> bool {
     let reduces = !matches!(collective, Collective::Broadcast | Collective::AllGather);
     let shape = Shape {
@@ -86,7 +86,7 @@ fn count<T>(world: usize, more: usize) -> usize {
     world * LARGE_SLICE / size_of::<T>() + more
 }
 
-/// What a rank by rank fold gives.
+/// The result of a rank by rank fold.
 fn expected<T: Element + Send>(
     (world, count): (usize, usize),
     op: ReduceOp,
@@ -104,8 +104,8 @@ fn expected<T: Element + Send>(
     found.into_inner().unwrap()
 }
 
-/// What the ranks have afterwards is what a rank by rank fold of private memory gives, bit by bit: in the heap, through
-/// windows in place and, where the input is apart, out of it.
+/// The ranks' results are those of a rank by rank fold of private memory, bit by bit: in the heap, through windows in place
+/// and, where the input is apart, out of place.
 fn check<T: Element + PartialEq + Send>(op: ReduceOp, value: fn(usize, usize) -> T) {
     for world in [2, 3, 8] {
         for more in [0, 1, 5, 200_003, 800_000 / size_of::<T>()] {
@@ -277,7 +277,7 @@ fn one_private_buffer_is_enough_to_go_another_way() {
     }
 }
 
-/// What is private goes through windows; where all that peers would read lies in the heap they read it there.
+/// Private memory goes through windows; where all the memory that peers would read lies in the heap, they read it there.
 #[test]
 fn other_collectives_go_through_windows_where_memory_is_private() {
     for world in [2, 3, 5] {

@@ -1,5 +1,5 @@
-//! A plan over windows, carried out by the processor: what a rank contributes is copied piece by piece to where the
-//! others read it, and what they have made of it is copied back.
+//! A plan over windows, carried out by the processor: a rank's contribution is copied piece by piece to where the others
+//! read it, and the result is copied back.
 //!
 //! For memory that peers do not reach. It is read once and written once, by its own rank, and a piece is written again
 //! soon after it was read: what goes back and forth between ranks stays in the caches. Reading the peers' memory with
@@ -23,7 +23,7 @@ use super::windows::Windows;
 /// Bytes that are worked on between two turns of other operations.
 const TURN: usize = 256 << 10;
 
-/// The plan of an operation of that shape, in chunks of so many bytes.
+/// The plan of an operation of that shape, in chunks of `chunk` bytes.
 pub(super) fn plan(shape: &Shape, element_size: usize, chunk: usize) -> Option<Plan> {
     let room = |bytes| Room {
         half: bytes / element_size,
@@ -80,7 +80,7 @@ impl WindowRun {
         self.turn = 0;
         while let Some(step) = self.plan.steps.get(self.next) {
             if !matches!(step, Step::Signal { .. }) {
-                // What has been set one after the other is told of at once.
+                // Semaphores that are set one after the other are announced together.
                 windows.wake(links);
             }
             if self.turn >= TURN || (alone && is_later(step)) {
@@ -114,7 +114,7 @@ impl WindowRun {
         self.blocker(windows).is_none()
     }
 
-    /// What it waits for.
+    /// The peers that it waits for.
     pub(super) fn waiting(
         &self,
         operands: &Operands,
@@ -179,7 +179,7 @@ impl WindowRun {
     }
 }
 
-/// Whether others do without what a step does until all have met: a wait for what they publish, and what stays here.
+/// Whether no other rank needs the step before all have met: a wait for data that others publish, or a copy that stays here.
 fn is_later(step: &Step) -> bool {
     match *step {
         Step::Wait { what, .. } => what != Semaphore::Empty,

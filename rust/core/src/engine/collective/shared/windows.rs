@@ -63,7 +63,7 @@ pub(super) struct Windows {
     /// Bytes of a half.
     half: usize,
     rank: Rank,
-    /// How this rank writes to its window: what rank 0 goes by, and what holds for the operation that uses them.
+    /// How this rank writes to its window: the record by which rank 0 decides, and the way of the operation that uses them.
     stores: [Stores; COLLECTIVES],
     streaming: Streaming,
 }
@@ -123,7 +123,7 @@ impl Windows {
         })
     }
 
-    /// The operation that uses them is `collective` on so many bytes.
+    /// The operation that uses them is `collective` on `bytes` bytes.
     pub(super) fn begin(&mut self, collective: Collective, bytes: usize) {
         let Some(kind) = kind(collective).filter(|_| Streaming::EXISTS) else {
             return self.streaming = Streaming::No;
@@ -139,7 +139,7 @@ impl Windows {
         self.streaming = stores::way(mask, bytes);
     }
 
-    /// It has taken so long.
+    /// It has taken the time `taken`.
     pub(super) fn note(&mut self, collective: Collective, bytes: usize, taken: Duration) {
         if self.rank == 0
             && let Some(kind) = kind(collective)
@@ -158,7 +158,7 @@ impl Windows {
         *self.user.get_or_insert(sequence) == sequence
     }
 
-    /// The operation that uses them needs them no more. The next one begins so many halves on.
+    /// The operation that uses them needs them no more. The next one begins `halves` halves later.
     pub(super) fn release(&mut self, halves: usize) {
         self.first = (self.first + halves) % HALVES;
         self.user = None;
@@ -202,7 +202,7 @@ impl Windows {
         });
     }
 
-    /// Announces that this rank is about to sleep. What it waits for is to be looked at once more after that.
+    /// Announces that this rank is about to sleep. The caller must look once more, after this, at what the rank waits for.
     pub(super) fn arm(&self) {
         semaphores::arm(&self.panes);
     }

@@ -14,11 +14,11 @@ use crate::fork;
 
 /// How long the server accepts nothing after it could not.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// So many connections are accepted before the others are looked at again.
+/// The most connections that are accepted before the others are looked at again.
 const ACCEPTED_AT_ONCE: usize = 64;
 
-/// Those connections that may be closed to make room for others, in this order, once they have been in their stage for
-/// so long: strangers that have not said hello, those that have not proved it, and members.
+/// The connections that may be closed to make room for others, in this order, once they have been in their stage for that time:
+/// strangers that have not said hello, those that have not proved it, and members.
 pub(super) const CLASSES: [Duration; 3] = [
     Duration::from_millis(50),
     Duration::from_millis(250),

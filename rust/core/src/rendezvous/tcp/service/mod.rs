@@ -1,4 +1,4 @@
-//! What the thread of the [TCP store's server](super::server) does.
+//! The work of the thread of the [TCP store's server](super::server).
 //!
 //! One thread over one epoll, so that thousands of ranks cost no thread each. A mistake of one client never costs
 //! another, and everything that a client can make this process keep has a bound:
@@ -9,7 +9,7 @@
 //! | those of them that have proved nothing yet | a quarter of that, at most 256 |
 //! | time to say hello, and to prove that the hello was one's own | 10 s each |
 //! | time without a request, for a request and for taking a reply | 60 s each |
-//! | bytes kept for parts of requests and of replies, and keys that are waited for | 40 KiB each, and 64 MiB together beyond that |
+//! | bytes kept for parts of requests and replies, and for awaited keys | 40 KiB each, and 64 MiB together beyond that |
 //! | keys and values, also replaced ones while a reply has them | 256 MiB |
 //! | waits | one for each connection |
 //! | lines in the log | 5, and then one in 10 s with the number of those left out |
@@ -49,7 +49,7 @@ use crate::types::Rank;
 
 /// Keys and values together may take this many bytes.
 const MOST_STORED: usize = 256 << 20;
-/// What connections may make the server keep, together.
+/// The bytes that connections together may make the server keep.
 const MOST_KEPT: usize = 64 << 20;
 
 /// How long a server that ends goes on delivering replies.
@@ -59,7 +59,7 @@ const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 
-/// What the thread and its owner share.
+/// The state that the thread and its owner share.
 #[derive(Debug)]
 pub(super) struct Control {
     pub(super) stop: AtomicBool,

@@ -1,5 +1,5 @@
-//! What the server does with the connections that it has: it reads requests, answers them, holds waits until their key is
-//! set or their time is over, and keeps each connection in the lists of its stage.
+//! The server's work on the connections that it has: it reads requests, answers them, holds waits until their key is set or
+//! their time is over, and keeps each connection in the lists of its stage.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::{Expected, Server};
 use crate::rendezvous::LEFT;
 use crate::types::Rank;
 
-/// What a key costs beside its bytes and its value's.
+/// The cost of a key beside its bytes and its value's.
 const KEY_COST: usize = size_of::<(String, Arc<Value>, Value)>() + 64;
 
 impl Server {
@@ -207,7 +207,7 @@ impl Server {
         }
     }
 
-    /// What is left to do for a connection that is in no list and goes.
+    /// Lets go of a connection that is in no list any more.
     fn forget(&mut self, id: u64, connection: &Connection) {
         // Its end alone would leave it there while a forked child has a copy.
         let _ = epoll::delete(&self.epoll, connection.stream());

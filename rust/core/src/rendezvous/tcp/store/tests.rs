@@ -134,7 +134,7 @@ fn a_client_whose_connection_was_closed_comes_again() {
     }
 }
 
-/// What the server answers to `bytes`, until it closes the connection.
+/// The server's answer to `bytes`, until it closes the connection.
 fn answer_to(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).expect("connect");
     stream.set_read_timeout(Some(SOON)).expect("timeout");
@@ -322,7 +322,7 @@ proptest! {
     }
 }
 
-/// A server in a process of its own that may have only so many descriptors.
+/// A server in a process of its own with a limit of descriptors.
 struct Apart {
     child: Child,
     input: ChildStdin,

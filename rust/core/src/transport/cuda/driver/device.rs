@@ -52,7 +52,7 @@ impl Device {
         // SAFETY: it stores 16 bytes.
         Failure::check(unsafe { (symbols.device_get_uuid)(&mut uuid, raw) }).map_err(failed)?;
         let mut name = [0; 128];
-        // SAFETY: it stores at most so many bytes, the last of which is zero.
+        // SAFETY: it stores at most `name.len()` bytes, and the last is zero.
         Failure::check(unsafe {
             (symbols.device_get_name)(name.as_mut_ptr(), name.len() as i32, raw)
         })
@@ -105,7 +105,7 @@ impl Device {
         self.number
     }
 
-    /// What the maker calls it.
+    /// The maker's name for it.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -120,7 +120,8 @@ impl Device {
         self.multiprocessors
     }
 
-    /// Whether kernels of several processes run on it at the same time, by NVIDIA's Multi-Process Service (MPS), and not in turns.
+    /// Whether kernels of several processes run on it at the same time, by NVIDIA's Multi-Process Service (MPS), and not in
+    /// turns.
     pub fn has_mps(&self) -> bool {
         self.has_mps
     }

@@ -1,7 +1,7 @@
 //! Streams for operations that need one to themselves.
 //!
-//! A stream that was in use is not destroyed but lent again, once what is in it has ended: others may know its handle
-//! longer than the group that made it. An allocator that was told that a block is used in a stream records an event there when the
+//! A stream that was in use is not destroyed but lent again, once what is in it has ended: others may know its handle longer
+//! than the group that made it. An allocator that was told that a block is used in a stream records an event there when the
 //! block is freed, which may be much later.
 
 use super::{Device, Stream, is_forked};

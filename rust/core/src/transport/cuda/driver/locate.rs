@@ -1,5 +1,5 @@
-//! On which device memory lies and of which device a stream is, for callers that know an address or a handle alone; and
-//! whether a process that has said nothing of devices uses CUDA all the same.
+//! The device of memory or of a stream, for callers that know an address or a handle alone; and whether a process that has said
+//! nothing of devices uses CUDA all the same.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;

@@ -12,14 +12,14 @@ use crate::error::Result;
 /// Bytes of a [`Handle`].
 pub const HANDLE: usize = 64;
 
-/// What another process of the host needs to map memory of this one; bytes that mean something to the driver alone.
+/// The handle by which another process of the host maps memory of this one; its bytes mean something to the driver alone.
 pub type Handle = [u8; HANDLE];
 
 /// Exported memory is rounded up to this, so that a peer that maps it sees nothing else: the driver's own pages are as
 /// large, and what it maps are whole pages.
 const GRANULARITY: usize = 2 << 20;
 
-/// Memory of a device, freed on drop. What is in it is unspecified.
+/// Memory of a device, freed on drop. Its contents are unspecified at first.
 ///
 /// Dropping it waits for the work that the device has (the driver sees to that), so no stream may be waiting for
 /// something that only the dropping thread would do.
@@ -74,7 +74,7 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// What other processes of the host map it with ([`Imported::open`]). They should have dropped their mappings
+    /// The handle by which other processes of the host map it ([`Imported::open`]). They should have dropped their mappings
     /// before this is dropped; until then they may see whatever is in the memory.
     ///
     /// # Errors

@@ -8,10 +8,10 @@
 //! as long as the process lives, and no call here depends on which context the calling thread has current. Each call
 //! pushes the context and pops it again, so the thread finds its own as it left it.
 //!
-//! **Threads.** All objects may be used from any thread. What belongs to a thread alone is a stream handle 2
-//! ([`Stream`]) and the capture mode: set-up calls (allocating, loading, registering) are forbidden to a thread while a
-//! graph is being captured anywhere in the process, unless the thread's mode says that it knows what it does. Those
-//! calls do not belong to the captured work and are done in relaxed mode.
+//! **Threads.** All objects may be used from any thread. Only a stream handle 2 ([`Stream`]) and the capture mode belong to one
+//! thread: set-up calls (allocating, loading, registering) are forbidden to a thread while a graph is being captured anywhere
+//! in the process, unless the thread's mode says that it knows what it does. Those calls do not belong to the captured work and
+//! are done in relaxed mode.
 //!
 //! **The end.** Objects may outlive the driver, which shuts down in an exit handler: what they then release is gone
 //! already, and is passed over in silence, as it is when the context was destroyed. A forked child has no use of
@@ -54,7 +54,7 @@ use crate::fork::Home;
 /// The oldest driver that will do, as `cuDriverGetVersion` gives it: CUDA 12.0.
 const OLDEST: i32 = 12_000;
 
-/// What became of the one attempt to load the driver.
+/// The result of the one attempt to load the driver.
 static LOADED: OnceLock<Result<Driver>> = OnceLock::new();
 /// The process in which the driver was initialised, or is about to be: this one, or one that it was forked from.
 static USED_IN: OnceLock<Home> = OnceLock::new();

@@ -100,8 +100,8 @@ impl Block {
 }
 
 impl Pinned {
-    /// At least `bytes` bytes, in the heap that peers on the host read in place, if there is room. What is in them is
-    /// unspecified.
+    /// At least `bytes` bytes, in the heap that peers on the host read in place, if there is room. Their contents are
+    /// unspecified at first.
     ///
     /// # Errors
     /// `System` when there is no such memory, or the driver cannot register it.
@@ -187,7 +187,8 @@ impl Pinned {
         unsafe { Memory::from_raw_parts(self.start().add(offset).as_ptr(), bytes) }
     }
 
-    /// Fills `bytes` bytes from `offset` on with the 8 bytes of `pattern`, again and again. `offset` and `bytes` are multiples of 8.
+    /// Fills `bytes` bytes from `offset` on with the 8 bytes of `pattern`, again and again. `offset` and `bytes` are multiples
+    /// of 8.
     ///
     /// # Safety
     /// No operation of the host and no stream needs what is there.

@@ -1,4 +1,4 @@
-//! What an address is, as far as the driver can tell.
+//! The memory that an address belongs to, as far as the driver can tell.
 
 use std::ffi::{c_uint, c_void};
 
@@ -8,7 +8,7 @@ use super::symbols::{Code, numbers};
 use super::{Device, Failure};
 use crate::error::{Error, Result};
 
-/// What kind of memory an address is of.
+/// The kind of memory that an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Of a device.
@@ -21,7 +21,7 @@ pub enum Kind {
     Unknown,
 }
 
-/// What the driver says of an address.
+/// The driver's answer about an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The kind of memory.
@@ -45,7 +45,7 @@ pub fn place(device: &'static Device, address: u64) -> Result<Place> {
 pub(super) type Ask =
     unsafe extern "C" fn(c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr) -> Code;
 
-/// What the driver's function, `ask`, says of an address.
+/// The answer of the driver's function, `ask`, about an address.
 pub(super) fn ask(ask: Ask, address: u64) -> Result<Place, Failure> {
     let mut asked = [
         numbers::POINTER_MEMORY_TYPE,

@@ -19,7 +19,7 @@ pub(super) const GRAIN: usize = 4096;
 /// The largest slab that is made in advance of need.
 const MOST_AHEAD: usize = 64 << 20;
 
-/// What memory is wanted.
+/// The kind of memory that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Peers on the host read it in place, if that can be.
@@ -197,7 +197,7 @@ impl Drop for Part {
     }
 }
 
-/// What is free of a slab: ranges in order, none touching the next.
+/// The free parts of a slab: ranges in order, none touching the next.
 struct Gaps(Vec<Range<usize>>);
 
 impl Gaps {

@@ -60,7 +60,7 @@ pub struct Registered {
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: it owns a share of a registration, and through `_keep` of a mapping, neither of which belongs to a thread.
+// SAFETY: it owns a share of a registration, and through `_keep` of a mapping; neither belongs to a thread.
 unsafe impl Send for Registered {}
 // SAFETY: as above; nothing changes through a shared reference.
 unsafe impl Sync for Registered {}

@@ -21,7 +21,7 @@ use crate::types::DeviceStream;
 
 /// The most memory operations in one call: the driver takes fewer than 256.
 const MOST_OPERATIONS: usize = 255;
-/// From so many bytes on the driver has an engine for copies write what comes from the host (an H200, driver 580).
+/// From this number of bytes on the driver has an engine for copies write data from the host (an H200, driver 580).
 const BY_ENGINE: usize = 2048;
 /// The handles of the default streams: of the context (also as 0), and of each thread.
 const LEGACY: usize = 1;
@@ -62,7 +62,7 @@ pub enum MemoryOperation {
     Write {
         /// The word.
         address: u64,
-        /// What is stored.
+        /// The value that is stored.
         value: u32,
     },
     /// Waits until the word has a bit of `mask`.
@@ -249,7 +249,7 @@ impl Stream {
         self.copy_rows(to, from, half)?;
         match bytes % 2 {
             0 => Ok(()),
-            // The last two, of which one has been copied.
+            // The last two; one of them has been copied.
             _ => {
                 let before = bytes as u64 - 2;
                 self.copy_rows(to + before, from + before, 1)
@@ -257,7 +257,7 @@ impl Stream {
         }
     }
 
-    /// Copies two rows of `width` bytes, of which one follows the other.
+    /// Copies two rows of `width` bytes, one right after the other.
     fn copy_rows(&self, to: u64, from: u64, width: usize) -> Result<()> {
         let rows = CUDA_MEMCPY2D {
             srcXInBytes: 0,
@@ -328,8 +328,8 @@ impl Stream {
             let mut params: Vec<_> = part.iter().map(|operation| operation.params()).collect();
             self.call(
                 format_args!("enqueue {} memory operations", part.len()),
-                // SAFETY: so many initialised elements; the driver reads (and may mark) them before it returns. The
-                // words belong to registered memory that the callers (`flags`, `Device`) keep.
+                // SAFETY: `part.len()` initialised elements; the driver reads (and may mark) them before it returns. The words
+                // belong to registered memory that the callers (`flags`, `Device`) keep.
                 |symbols| unsafe {
                     (symbols.stream_batch_mem_op)(
                         self.raw,
@@ -356,7 +356,7 @@ impl Stream {
         })
     }
 
-    /// What is enqueued from now on comes after the place where `event` was last recorded; nothing, if it never was.
+    /// Has all that is enqueued from now on wait for the place where `event` was last recorded; does nothing if it never was.
     /// The event may be of another device. An uncaptured event that a captured stream waits for is an error.
     ///
     /// # Errors

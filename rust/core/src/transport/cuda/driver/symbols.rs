@@ -13,7 +13,7 @@ use cudarc::driver::sys::{
     CUstream, CUstreamBatchMemOpParams, CUuuid,
 };
 
-/// A `CUresult`, of which 0 means success.
+/// A `CUresult`; 0 means success.
 pub(super) type Code = u32;
 
 macro_rules! symbols {

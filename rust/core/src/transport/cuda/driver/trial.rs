@@ -1,4 +1,4 @@
-//! What a device is able to do, found out by trying.
+//! The abilities of a device, found out by trying.
 
 use std::sync::atomic::Ordering;
 

@@ -52,13 +52,13 @@ struct Places {
   Place at[MOST_SOURCES];
 };
 
-// `at`, or so many bytes after the address that is in `base`.
+// `at`, or the address that is `at` bytes after the one in `base`.
 UNISONO_DEVICE char* based(const void* at, const unsigned long long* base) {
   const u64 before = base == nullptr ? 0 : load(base);
   return reinterpret_cast<char*>(before + reinterpret_cast<u64>(at));
 }
 
-// The contributions of a reduction, some of which are to become the result.
+// The contributions of a reduction. The result takes the place of some of them, too (`copies`).
 struct Several {
   const Sources& sources;
   u32 count;
@@ -179,7 +179,7 @@ struct Batch {
   }
 };
 
-// Makes `count` units, the n-th of which lies `offset(n)` bytes from the beginning.
+// Makes `count` units. The n-th lies `offset(n)` bytes from the beginning.
 template <class Unit, int UNITS, class Rule, class Inputs, class Offset>
 UNISONO_DEVICE void make_all(const Rule& rule, void* out, const Inputs& in, u64 count,
                              Offset offset) {
@@ -217,7 +217,7 @@ UNISONO_DEVICE void reduce(void* out, const Inputs& in, u64 count, Value... valu
                        [=](u64 n) { return split.element(n) * size; });
 }
 
-// out[i] = what a result is that could not be made, for `count` elements.
+// out[i] = the value of a result that could not be made, for `count` elements.
 template <class Element>
 UNISONO_DEVICE void poison(void* out, u64 count) {
   UNISONO_ROLLED

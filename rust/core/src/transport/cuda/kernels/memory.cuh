@@ -11,7 +11,7 @@ struct alignas(16) Vector {
 
 #ifdef __CUDACC__
 
-// What an address given to a kernel points to is in global memory; generic accesses are slower.
+// Addresses given to a kernel point to global memory; generic accesses are slower.
 template <class Number>
 UNISONO_DEVICE Number load(const Number* at) {
   __builtin_assume(__isGlobal(at));
@@ -36,7 +36,7 @@ UNISONO_DEVICE void store(Vector* at, Vector v) {
                : "memory");
 }
 
-// What is in memory now, which the host or another device writes.
+// The present value of memory that the host or another device writes.
 UNISONO_DEVICE u32 load_anew(const u32* at) {
   u32 value;
   asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(at));

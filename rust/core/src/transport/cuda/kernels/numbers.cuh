@@ -1,8 +1,8 @@
 // The element types: their bits, and the type in which they are calculated with.
 //
-// What is written here and in operators.cuh is what `rust/reduce` does, to the bit: a
-// result may not depend on whether it was made on the device or on the processor. The one exception
-// is the hardware's: which NaN a sum or a product gives.
+// The code here and in operators.cuh does the same as `rust/reduce`, to the bit: a result may not
+// depend on whether it was made on the device or on the processor. The one exception is the
+// hardware's: which NaN a sum or a product gives.
 #pragma once
 
 #ifdef __CUDACC__
@@ -140,8 +140,8 @@ UNISONO_DEVICE float widen_half(u16 half) {
 }
 
 // The magnitude of a float, rounded to nearest, ties to even, to a type with MANTISSA bits after
-// the point and this bias, in that type's bits. What exceeds the type comes out as a number beyond
-// its largest.
+// the point and this bias, in that type's bits. A value that exceeds the type comes out as a number
+// beyond its largest.
 template <u32 MANTISSA, u32 BIAS>
 UNISONO_DEVICE u32 round(u32 magnitude) {
   constexpr u32 shift = 23 - MANTISSA;
@@ -234,7 +234,7 @@ struct Narrow<Float8E5M2> {
   }
 };
 
-// What a result is that could not be made: NaN, or zero where there is none.
+// The value of a result that could not be made: NaN, or zero where there is none.
 template <class Element>
 struct Poison {
   UNISONO_DEVICE static Element value() { return Element{}; }

@@ -278,7 +278,7 @@ struct Scale<Bools> : ScaleBools<Bools> {
   using ScaleBools<Bools>::ScaleBools;
 };
 
-// What a vector of elements is divided into for a rule.
+// The rule for the lanes into which a vector of elements is divided.
 template <class Rule>
 struct Lanes {
   using Type = Rule;

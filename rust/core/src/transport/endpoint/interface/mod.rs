@@ -133,8 +133,8 @@ impl<'a> Wish<'a> {
     }
 }
 
-/// What other libraries are told about interfaces, in the order in which it counts here: where this library is told
-/// nothing, it is taken as a hint.
+/// The variables that set the interfaces of other libraries, the most important first: they are a hint where this library is
+/// told nothing.
 const HINTS: [&str; 2] = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"];
 
 /// The first of these variables that is set.
@@ -145,7 +145,7 @@ pub(crate) fn hint() -> Option<Hint> {
     })
 }
 
-/// What another library is told about interfaces.
+/// The setting of another library for its interfaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
     variable: &'static str,

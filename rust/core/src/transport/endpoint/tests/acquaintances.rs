@@ -128,7 +128,7 @@ fn a_group_that_is_not_there_yet_is_waited_for_a_little() {
     ));
 }
 
-/// What it has proved is that it holds the key of rank 0.
+/// The process has proved only that it holds the key of rank 0.
 #[test]
 fn a_process_that_is_known_as_one_rank_gets_no_link_of_another() {
     let ([_zero, one], [zero, other]) = acquainted();

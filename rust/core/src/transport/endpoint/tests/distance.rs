@@ -63,7 +63,7 @@ fn who_does_not_answer_is_asked_once() {
     assert_eq!(here.rate(target), Some(5e8));
 }
 
-/// What is sent without end is not read without end.
+/// An endless stream is not read without end.
 #[test]
 fn what_is_thrown_away_has_an_end() {
     let there = labelled("there");

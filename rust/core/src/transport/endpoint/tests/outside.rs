@@ -1,4 +1,4 @@
-//! What is open to other hosts, and for how long.
+//! The listeners that are open to other hosts, and for how long.
 
 use super::*;
 use crate::skips::skipped;

@@ -32,7 +32,7 @@ pub(super) struct Transport {
     pub(super) hindrance: fn(&Address, &Address) -> Option<String>,
     /// Opens a link to the peer of the attempt.
     pub(super) connect: fn(&Attempt<'_>) -> Result<Reached, Setback>,
-    /// What its connections say that they are for.
+    /// The purposes that its connections state.
     pub(super) purposes: &'static [Purpose],
     /// Serves such a connection of a proven member: makes the other end of the link, or says why not.
     pub(super) accept: fn(Visit<'_>, Stream) -> Result<(), Reason>,

@@ -19,7 +19,7 @@ use crate::transport::tcp::TcpLink;
 const ANOTHER_AFTER: Duration = Duration::from_secs(3);
 const LEAST: Duration = Duration::from_millis(1500);
 
-/// Tries the peer's TCP addresses one after the other. What goes wrong is final: if none leads there, nothing does.
+/// Tries the peer's TCP addresses one after the other. A failure is final: if none leads there, no other transport does.
 pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
     try_addresses(attempt).map_err(Setback::Fatal)
 }
@@ -82,7 +82,7 @@ fn here(attempt: &Attempt<'_>) -> String {
     own.join(", ")
 }
 
-/// What a refused connection means.
+/// The message about a refused connection, with its likely cause.
 fn refused(attempt: &Attempt<'_>, address: SocketAddr) -> String {
     let hint = elsewhere(attempt, address).unwrap_or("it listens there no more");
     format!("{address}: connection refused; {hint}")
@@ -136,7 +136,7 @@ fn open(
     Ok(Reached::Link(Box::new(link)))
 }
 
-/// A further connection to one address, of which the other side has accepted what it is for.
+/// Opens a further connection to one address; the other side has accepted its purpose.
 pub(in crate::transport::endpoint) fn open_one(
     attempt: &Attempt<'_>,
     address: SocketAddr,

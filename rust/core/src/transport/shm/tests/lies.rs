@@ -118,7 +118,7 @@ fn messages_in_the_middle_of_a_loan_are_errors() {
     untrusted(b.try_take(&mut |_| panic!("taken")));
 }
 
-/// The ends of a link of which the second has been announced a loan with that description.
+/// The ends of a link; a loan with that description has been announced to the second.
 fn announce(description: &[u8]) -> Result<(ShmLink, ShmLink)> {
     let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
     a.poster
@@ -178,7 +178,7 @@ fn descriptions_that_no_member_writes_are_errors() {
     }
     let (_a, mut b) = announce(&words(&[[1 << 32 | 1, 0, 64]])).unwrap();
     untrusted(b.shared());
-    // What cannot be read is refused.
+    // Memory that cannot be read is refused.
     assert_eq!(read_loan(&words(&[[0, 4096, 64]]), 4).unwrap(), 0);
     assert_eq!(read_loan(&words(&[[0, u64::MAX - 64, 64]]), 4).unwrap(), 0);
 }

@@ -243,7 +243,7 @@ fn an_offer_may_be_declined() {
         assert!(is_awake(&mut a, WRITABLE));
         assert_eq!(a.loan(offer).unwrap(), answer);
     }
-    // What comes after is as ever.
+    // A later loan is as ever.
     let ticket = lend(&mut a, &[run_of(&shared)]);
     assert!(b.try_take(&mut |_| {}).unwrap());
     assert_eq!(b.try_recv(&mut [0; 64]).unwrap(), 64);
@@ -313,7 +313,7 @@ fn only_what_lies_in_the_heap_is_shared() {
     assert_eq!(a.can_share(Shareable::Span(run_of(&private))), Some(false));
     let shared = a.try_share(&HEADER, Shareable::Span(run_of(&private)));
     assert_eq!(shared.unwrap(), Lending::Unfit);
-    // What is lent is not shared.
+    // Memory that is lent is not shared.
     let memory = Buffer::from_slice(&[6_u8; 100]);
     announce(&mut a, &mut b, &memory);
     lend(&mut a, &[run_of(&memory)]);
@@ -365,7 +365,7 @@ fn what_a_stopped_peer_writes_when_it_goes_on_is_lost() {
     assert!(since.elapsed() >= WRITERS_PATIENCE);
     shared.write(0, 10_000).fill(9);
     assert!(memory[..] == [6; 100_000]);
-    // What is not shared any more is not lent either, and serves no other peer.
+    // Memory that is not shared any more is not lent either, and serves no other peer.
     assert_eq!(heap::locate(&memory[19_999], 1), None);
     assert!(heap::locate(&memory[30_000], 1).is_some());
     // Another peer has stopped as well, in what lies beside it on the same page.

@@ -16,7 +16,7 @@ fn connection() -> (TcpStream, TcpStream) {
     (ours, listener.accept().unwrap().0)
 }
 
-/// A connection whose sockets hold so many bytes in each direction, as far as the system allows.
+/// A connection whose sockets hold `bytes` bytes in each direction, as far as the system allows.
 fn connection_with_room(bytes: usize) -> (TcpStream, TcpStream) {
     let socket = || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -24,7 +24,7 @@ fn connection_with_room(bytes: usize) -> (TcpStream, TcpStream) {
         socket.set_recv_buffer_size(bytes).unwrap();
         socket
     };
-    // What is accepted has the buffers of the listener.
+    // An accepted socket has the buffer sizes of the listener.
     let (ours, listener) = (socket(), socket());
     listener
         .bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
@@ -81,7 +81,7 @@ fn striped(number: u8, is_sealed: bool) -> (TcpLink, TcpLink) {
     striped_with_room(number, is_sealed, LEAST)
 }
 
-/// The same, with so many bytes on their way over each stripe at most.
+/// The same, with at most `room` bytes on their way over each stripe.
 fn striped_with_room(number: u8, is_sealed: bool, room: usize) -> (TcpLink, TcpLink) {
     let (mut a, mut b) = links();
     let ciphers = || match is_sealed {
@@ -320,7 +320,7 @@ fn assert_receives(b: &mut TcpLink, bytes: &[u8]) {
     assert!(received == bytes);
 }
 
-/// What was sent over the old ones is received after the new ones have come, or is all that comes before them.
+/// Bytes sent over old stripes are received after the new ones have come; before these come, no other bytes are received.
 #[test]
 fn stripes_come_after_others_that_were_given_up() {
     let payload: Vec<u8> = (0..400_000_u32).map(|at| (at % 251) as u8).collect();

@@ -6,10 +6,10 @@ use super::Connection;
 use crate::locks::Mutex;
 use crate::reduce::Workers;
 
-/// From so many bytes on it pays to wake other threads.
+/// The number of bytes from which on it pays to wake other threads.
 pub(super) const WORTH: usize = 256 << 10;
 
-/// A payload of which stripes take blocks, as they come to them.
+/// A payload in blocks: each stripe takes the next block when it has sent the one before.
 #[derive(Debug)]
 pub(super) struct Deal<'a> {
     pub(super) bytes: &'a [u8],
@@ -21,11 +21,11 @@ pub(super) struct Deal<'a> {
     pub(super) taken: Mutex<Taken>,
 }
 
-/// What the stripes have taken.
+/// The blocks that the stripes have taken.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     bytes: usize,
-    /// In the order of the payload. Of each block, of which stripe it is, its length, and how many of its bytes are sent.
+    /// For each block, in the order of the payload: its stripe, its length, and the number of its bytes that are sent.
     pub(super) blocks: Vec<(usize, usize, usize)>,
 }
 
@@ -42,7 +42,8 @@ impl Deal<'_> {
         Some((taken.blocks.len() - 1, block))
     }
 
-    /// The stripe sends as much as goes now of `waiting`, and then of blocks that it takes. Returns how many bytes of `waiting` went.
+    /// The stripe sends as much as goes now of `waiting`, and then of blocks that it takes. Returns the number of bytes of
+    /// `waiting` that went.
     fn send(
         &self,
         (number, stripe): (usize, &mut Connection),
@@ -77,8 +78,8 @@ fn send(stripe: &mut Connection, bytes: &[u8]) -> Result<usize, Errno> {
     }
 }
 
-/// Each stripe sends as much as goes now of what waits for it, and then of blocks that it takes. Returns how many bytes of what
-/// waited went, for each.
+/// Each stripe sends as much as goes now of its bytes in `waiting`, and then of blocks that it takes. Returns for each how many
+/// of its bytes in `waiting` went.
 ///
 /// # Errors
 /// When a stripe is broken.

@@ -18,9 +18,10 @@ const DIRECT: usize = 32 << 10;
 pub(in crate::transport::tcp) struct Gather {
     /// By their numbers.
     stripes: BTreeMap<u8, Source>,
-    /// What the first connection brought, from a head on or within a frame.
+    /// Bytes received from the first connection; they begin at a head or within a frame.
     raw: Buffer,
-    /// The frame that is being read and those whose heads have been read: of which connection, and how many bytes are to come.
+    /// The frame that is being read and those whose heads have been read: the connection of each, and how many bytes are to
+    /// come.
     frames: VecDeque<(u8, usize)>,
     /// Threads that receive long payloads together.
     workers: Option<Arc<Workers>>,
@@ -58,7 +59,8 @@ impl Gather {
         }
     }
 
-    /// Lets go of stripes of trials before that of stripe `number`, of which a frame is received now: those before it have been.
+    /// Drops stripes of trials before that of stripe `number`. Called when a frame of that stripe is received: all frames
+    /// before it have been received.
     fn drop_older(&mut self, number: u8) {
         let is_older = |other: u8| other / MOST < number / MOST;
         let first = self.stripes.first_key_value();
@@ -114,7 +116,7 @@ impl Gather {
         Ok(received)
     }
 
-    /// So many bytes of the first frames have been received.
+    /// The next `bytes` bytes of the first frames have been received.
     fn have_come(&mut self, mut bytes: usize) {
         while bytes > 0
             && let Some((place, left)) = self.frames.front_mut()
@@ -171,7 +173,7 @@ impl Gather {
             match self.next(main) {
                 Ok(true) => {}
                 Err(Failure::Socket(Errno::PROTO)) => return Err(Errno::PROTO.into()),
-                // What has gone wrong shows again when the frames before have been received.
+                // An error or the end shows again when the frames before have been received.
                 Ok(false) | Err(Failure::Socket(_)) => break,
                 Err(failure) => return Err(failure),
             }

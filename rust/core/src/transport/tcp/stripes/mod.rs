@@ -1,37 +1,38 @@
 //! Long messages over several connections.
 //!
-//! One connection carries less than a fast link can: clouds cap the rate of each, and the packets of each go through one core of
-//! a host's network stack. So a sender that has much to send opens more connections to the peer, its *stripes*, and deals
-//! long payloads out to them in blocks. Whether that pays is measured (`pace.rs`). Each direction of a link has its own stripes, which only its
-//! sender uses.
+//! One connection carries less than a fast link can: clouds cap the rate of each, and the packets of each go through one core
+//! of a host's network stack. So a sender that has much to send opens more connections to the peer, its *stripes*, and deals
+//! long payloads out to them in blocks. Whether that pays is measured (`pace.rs`). Each direction of a link has its own
+//! stripes, which only its sender uses.
 //!
-//! # What goes over the first connection
+//! # The first connection
 //!
-//! The link's own connection stays what gives everything its order. It begins as a plain stream. Once the stripes are there
-//! the sender announces on the control channel from which byte of the stream on it consists of frames, and when the peer has
-//! heard that, it does. Each frame has a head of four bytes, little-endian:
+//! The link's own connection keeps all bytes in order. It begins as a plain stream. Once the stripes are there the sender
+//! announces on the control channel from which byte on it consists of frames, and sends frames from there once the peer has
+//! heard that. Each frame has a head of four bytes, little-endian:
 //!
 //! ```text
-//! bits 24 to 31: 255, and so many bytes follow here     bits 0 to 23: number of bytes, not 0
-//!                N < 255, and so many follow on stripe N
+//! bits 24 to 31: 255, and the bytes follow here         bits 0 to 23: number of bytes, not 0
+//!                N < 255, and the bytes follow on stripe N
 //! ```
 //!
-//! The receiver reads frame after frame, each from the connection that its head names. So it needs no memory for what
-//! comes out of order: that stays in the kernel's buffers of the other stripes, and those fill meanwhile.
+//! The receiver reads frame after frame, each from the connection that its head names. So it needs no memory for bytes that
+//! come out of order: they stay in the kernel's buffers of the other stripes, which fill meanwhile.
 //!
-//! The sender closes stripes that do not pay, and may try others later. Those of the first trial have the numbers from 0 on, those
-//! of the next one from 8 on, and so forth.
+//! The sender closes stripes that do not pay, and may try others later. Those of the first trial have the numbers from 0 on,
+//! those of the next one from 8 on, and so forth.
 //!
-//! The sender deals each block to the stripe with the fewest bytes on their way, so a slow connection gets fewer. Bytes count as
-//! sent in the order of the stream: what later blocks have sent ahead of a block that is not through yet is remembered, and
+//! The sender deals each block to the stripe with the fewest bytes on their way, so a slow connection gets fewer. Bytes count
+//! as sent in the order of the stream: bytes of later blocks that were sent ahead of an unfinished block are remembered, and
 //! the caller's next call begins with the first byte that does not count.
 //!
 //! # Several threads
 //!
-//! Where a rank has several threads (`UNISONO_THREADS`), they share a long payload, each at one stripe (`abreast.rs`). A sender deals blocks out to
-//! all stripes that can take some, and the threads send them. A receiver asks the kernel how much each stripe has, and the threads receive
-//! the frames that are there, up to the first one that is not complete. So what is received is always the next bytes of the
-//! stream. Encrypted stripes are received by one thread: how many bytes arrived shows when they are opened.
+//! Where a rank has several threads (`UNISONO_THREADS`), they share a long payload, each at one stripe (`abreast.rs`). A sender
+//! deals blocks out to all stripes that can take some, and the threads send them. A receiver asks the kernel how much each
+//! stripe has, and the threads receive the frames that are there, up to the first one that is not complete. So the received
+//! bytes are always the next ones of the stream. Encrypted stripes are received by one thread: how many bytes arrived shows
+//! when they are opened.
 
 mod abreast;
 mod gather;
@@ -74,8 +75,8 @@ pub struct Stripe {
 }
 
 impl Stripe {
-    /// Stripe `number` of its direction, higher than those of earlier trials. What this side sends goes over it if `is_ours`, else
-    /// what the peer sends.
+    /// Stripe `number` of its direction, higher than those of earlier trials. It carries the bytes that this side sends if
+    /// `is_ours`, else those that the peer sends.
     ///
     /// # Errors
     /// `System` when the socket does not take its options.

@@ -16,30 +16,33 @@ use crate::transport::tcp::kernel::Traffic;
 /// Bytes after which a rate is taken.
 const SAMPLE: u64 = 24 << 20;
 
-/// While stripes are tried, after so many bytes it is looked whether they carry less than was carried before, for a time
-/// that says so. Where messages are short a whole sample is hundreds of them.
+/// During a trial of stripes the rate is also looked at after every `GLANCE` bytes: the trial ends if the stripes carry less
+/// than was carried before, and have been busy for at least `BRIEFLY_BUSY`. Where messages are short a whole sample is hundreds
+/// of them.
 const GLANCE: u64 = 4 << 20;
 const BRIEFLY_BUSY: Duration = Duration::from_millis(30);
 
-/// The kernel counts time in ticks of some milliseconds: a rate is that of so many of them, or of so many bytes.
+/// The kernel counts time in ticks of some milliseconds, so a rate is taken over at least the time `LEAST_BUSY`, or over
+/// `LONGEST` bytes.
 const LEAST_BUSY: Duration = Duration::from_millis(100);
 const LONGEST: u64 = 1 << 30;
 
 /// Bytes that connections get to come up to speed.
 const WARM_UP: u64 = 8 << 20;
 
-/// What is through sooner says nothing of long messages: several connections save little of it, and a trial would disturb it.
+/// A transfer that is through sooner says nothing of long messages: several connections save little of its time, and a trial
+/// would disturb it.
 const BRIEF: Duration = Duration::from_millis(10);
 
 /// Stripes that are tried first, and if those pay more than [`CAPPED`].
 const FEW: usize = 4;
 const MANY: usize = 8;
 
-/// By this much more stripes must carry. What is less may be chance, and costs descriptors.
+/// Stripes must carry this many times as much. A smaller gain may be chance, and costs descriptors.
 const PAYS: f64 = 1.15;
 
-/// Long messages send so many bytes from a trial that did not pay to the next one: 32 MiB that are slower are little then.
-/// After each further trial it is so many times as many.
+/// Bytes that long messages send from a trial that did not pay to the next one: 32 MiB that are slower are little then. Each
+/// further trial that did not pay multiplies the number by `MORE_REST`.
 const REST: u64 = 1 << 30;
 const MORE_REST: u64 = 4;
 
@@ -52,7 +55,8 @@ pub(in crate::transport::tcp) struct Pace {
     stage: Stage,
     /// How many times stripes did not pay.
     failures: u8,
-    /// Bytes sent in this stage, after how many it is looked at again, and since when they count.
+    /// Bytes sent in this stage, the numbers of them at which the next sample and the next glance are due, and the figures of
+    /// the connections when the sample began.
     sent: u64,
     next: u64,
     glance: u64,
@@ -61,14 +65,14 @@ pub(in crate::transport::tcp) struct Pace {
 
 #[derive(Clone, Copy, Debug)]
 enum Stage {
-    /// With `used` stripes, or none, where `before` stripes carried so many bytes a second.
+    /// A measurement with `used` stripes, or none; `before` has the number of stripes before that, and their bytes a second.
     Trial {
         used: usize,
         before: Option<(usize, f64)>,
     },
     /// More stripes are on their way.
     Wanting { number: usize, before: (usize, f64) },
-    /// One connection is used until so many bytes have been sent.
+    /// One connection is used until `until` bytes have been sent.
     Resting { until: u64 },
     /// Nothing changes any more.
     Settled,
@@ -95,7 +99,7 @@ impl Pace {
         }
     }
 
-    /// The link has been found to need so many stripes.
+    /// Sets the number of stripes that the link needs.
     #[cfg(test)]
     pub(in crate::transport::tcp) fn want(&mut self, number: usize) {
         let before = (0, 0.0);
@@ -147,7 +151,7 @@ impl Pace {
         }
     }
 
-    /// So many stripes are in use now.
+    /// The link uses `used` stripes now.
     pub(in crate::transport::tcp) fn began_to_use(&mut self, used: usize) {
         if let Stage::Wanting { before, .. } = self.stage {
             let before = Some(before);
@@ -339,7 +343,7 @@ mod tests {
             assert_eq!(pace.wants(), Some(FEW));
             pace.began_to_use(FEW);
         }
-        // What pays this time stays.
+        // Stripes that pay this time stay.
         assert_eq!(run(&mut pace, FEW, 1.5e8), None);
         assert!(!pace.is_measuring() && pace.wants().is_none());
     }

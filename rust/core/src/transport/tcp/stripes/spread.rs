@@ -20,7 +20,7 @@ const LONG: usize = 32 << 10;
 const SHORTEST_BLOCK: usize = 16 << 10;
 const LONGEST_BLOCK: usize = 128 << 10;
 
-/// Bytes of the longest element, of which the length of every other is a divisor.
+/// Bytes of the longest element; the length of every other element is a divisor of it.
 const LONGEST_ELEMENT: usize = 16;
 
 /// The sending half of a link whose stream consists of frames.
@@ -32,7 +32,7 @@ pub(in crate::transport::tcp) struct Spread {
     /// Stripes that are used no more, until the peer's system has all that went over them: the kernel gives up what a closed
     /// socket still has to send when the peer does not read for some minutes.
     closing: Vec<Connection>,
-    /// So many of them are dealt blocks.
+    /// The number of stripes that are dealt blocks: the first ones.
     active: usize,
     /// Bytes on their way on each of them, as far as is known.
     loads: Vec<usize>,
@@ -42,9 +42,9 @@ pub(in crate::transport::tcp) struct Spread {
     announced: usize,
     /// How many bytes of payloads that are dealt out count as sent.
     counted: usize,
-    /// Blocks of which not all bytes count, one after the other.
+    /// Blocks with bytes that do not count as sent yet, in order.
     blocks: VecDeque<Block>,
-    /// What did not go by the last call is to go over stripes.
+    /// The last call sent nothing, and its bytes are to go over stripes.
     waits_for_stripes: bool,
     /// Threads that send long payloads together.
     workers: Option<Arc<Workers>>,
@@ -60,7 +60,7 @@ struct Block {
 }
 
 impl Block {
-    /// What is to be sent of it, in the `length` bytes after the first `counted`.
+    /// The range of its unsent bytes within the `length` bytes after the first `counted`.
     fn unsent(&self, counted: usize, length: usize) -> Range<usize> {
         self.sent.saturating_sub(counted)..length.min(self.end - counted)
     }
@@ -118,7 +118,7 @@ impl Spread {
             || closing.any(|stripe| is_broken(stripe) && unacknowledged(stripe) > 1)
     }
 
-    /// Closes those that are used no more and of which all has arrived.
+    /// Closes stripes that are used no more, once all of their bytes have arrived.
     pub(in crate::transport::tcp) fn close_delivered(&mut self) {
         // The end of the stream counts as one, and is acknowledged late.
         self.closing.retain(|stripe| unacknowledged(stripe) > 1);
@@ -238,8 +238,8 @@ impl Spread {
         self.blocks.back().map_or(self.counted, |block| block.end)
     }
 
-    /// Sends what the stripes take of their blocks, of which `bytes` are those that do not count yet. Returns whether that
-    /// was anything.
+    /// Sends as much of their blocks as the stripes take; `bytes` are the bytes that do not count yet. Returns whether anything
+    /// was sent.
     fn push(&mut self, bytes: &[u8]) -> Result<bool, Errno> {
         let mut moved = false;
         for block in &mut self.blocks {
@@ -291,7 +291,7 @@ impl Spread {
             }
         }
         let mut taken = deal.taken.into_inner().blocks;
-        // What no byte has gone of may go over another stripe, unless a record of it is kept.
+        // Blocks at the end may go over other stripes if no byte of them has gone, unless their stripe keeps a record of them.
         while let Some((stripe, _, 0)) = taken.last()
             && !self.stripes[*stripe].owes()
         {
@@ -310,7 +310,7 @@ impl Spread {
         Ok(())
     }
 
-    /// What counts as sent now, up to `end`, and did not before.
+    /// The number of bytes, up to `end`, that count as sent now and did not before.
     fn count(&mut self, end: usize) -> usize {
         let mut through = self.counted;
         for block in &self.blocks {
@@ -329,7 +329,7 @@ impl Spread {
         self.counted - before
     }
 
-    /// Whether what did not go by the last call may go now.
+    /// Whether bytes that the last call did not send may go now.
     pub(in crate::transport::tcp) fn may_send(&self, main: &Connection) -> bool {
         let takes = |connection: &Connection| {
             let wanted = PollFlags::OUT;

@@ -15,7 +15,7 @@ const WORLD: usize = 2;
 const OWNER: Rank = 0;
 const READER: Rank = 1;
 
-/// What both ranks have mapped: by rank, the words that are used.
+/// The memory that both ranks have mapped: by rank, the words that are used.
 struct Host {
     words: [Vec<(usize, AtomicU64)>; WORLD],
     /// The owner's half.
