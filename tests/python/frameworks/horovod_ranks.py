@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import unisono.horovod.torch as hvd
+from unisono.horovod.torch import _calls
 
 STEPS = 6
 
@@ -230,6 +231,31 @@ def joins() -> list[int]:
     # All at once.
     lasts.append(int(hvd.join() in range(size)))
     return lasts
+
+
+class Late:
+    """A work that ends just after a wait for it is over, well or not."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+        self.waits = 0
+
+    def is_completed(self) -> bool:
+        return self.waits > 0
+
+    def wait(self, _: object) -> None:
+        self.waits += 1
+        if self.waits == 1 or self.fails:
+            raise dist.DistBackendError(f"wait {self.waits}")
+
+
+def waits_for_late_works() -> int:
+    hvd.init()
+    late = Late(fails=False)
+    _calls.wait(late, torch.device("cpu"))
+    with pytest.raises(hvd.HorovodInternalError, match="wait 2"):
+        _calls.wait(Late(fails=True), torch.device("cpu"))
+    return late.waits
 
 
 def joined_root() -> str:

@@ -43,6 +43,10 @@ def test_join_lets_ranks_run_out_of_data() -> None:
     assert each(3, "joins") == [[2, 2, 1]] * 3
 
 
+def test_an_operation_that_ends_after_a_wait_has_not_failed() -> None:
+    assert each(1, "waits_for_late_works") == [2]
+
+
 def test_joined_rank_cannot_broadcast() -> None:
     first, second = each(2, "joined_root")
     assert "nothing to broadcast" in first

@@ -169,14 +169,17 @@ def wait(work: Any, device: torch.device) -> None:
     here = world()
     limits = (_PATIENCE,) if device.type == "cpu" else ()
     while True:
+        # Looked at before: an operation may end between the end of a wait and a look.
+        has_ended = work.is_completed()
         try:
             work.wait(*limits)
             return
         except dist.DistError as error:
             # Where the operation goes on, only the patience of this call has ended.
-            if not limits or work.is_completed():
+            if not limits or has_ended:
                 raise HorovodInternalError(str(error)) from error
-        _join.announce(here)
+        if not work.is_completed():
+            _join.announce(here)
 
 
 def group_of(process_set: ProcessSet) -> Any:
