@@ -7,11 +7,11 @@ use super::player::{Running, Sleep, Stage, What};
 use super::program::{Call, Message, Share, Step, Store, share_of_chain};
 use super::random::Random;
 use super::scenario::Fault;
-use super::{IDLE_TURNS, World};
+use super::{IDLE_TURNS, Seat, World};
 use crate::engine::group::end::{LINGER, are_delivered};
 use crate::engine::work::{PointToPoint, WorkState};
 use crate::error::{Code, Result};
-use crate::types::{DataType, Rank};
+use crate::types::DataType;
 
 /// Steps that a rank has begun and not waited for.
 const OUTSTANDING: usize = 4;
@@ -21,88 +21,91 @@ const LOOK: Duration = Duration::from_millis(1);
 
 impl World {
     /// One turn of a rank that can move.
-    pub(super) fn turn(&mut self, rank: Rank) {
-        if let Stage::Leaving(..) = self.players[rank].stage {
-            self.linger(rank);
+    pub(super) fn turn(&mut self, seat: Seat) {
+        if let Stage::Leaving(..) = self.players[seat].stage {
+            self.linger(seat);
             return;
         }
         let now = self.clock.now();
-        let player = &mut self.players[rank];
+        let player = &mut self.players[seat];
         if player.sleep != Sleep::Awake {
             player.wake(now);
         }
         player.attend(now);
-        self.note_ends(rank);
-        if self.begins(rank) {
+        self.note_ends(seat);
+        if self.begins(seat) {
             return;
         }
         let looks = self.random.once_in(8);
-        self.players[rank].drive(looks);
-        self.note_ends(rank);
-        let player = &self.players[rank];
+        self.players[seat].drive(looks);
+        self.note_ends(seat);
+        let player = &self.players[seat];
         if player.idle_turns == IDLE_TURNS {
             let waits = player.group.waits();
-            let what = format!("rank {rank} stays awake and does not move: {waits}");
-            self.tell(rank, || what.clone());
+            let what = format!("{} stays awake and does not move: {waits}", player.name());
+            self.tell(seat, || what.clone());
             self.faults.push(what);
         }
     }
 
     /// Begins the next step, or leaves after the last. Returns whether the rank did something.
-    fn begins(&mut self, rank: Rank) -> bool {
+    fn begins(&mut self, seat: Seat) -> bool {
         let now = self.clock.now();
-        let player = &self.players[rank];
+        let player = &self.players[seat];
         if player.computes_until.is_some_and(|until| now < until) {
             return false;
         }
-        let is_over = player.group.error().is_some() || player.next == self.scenario.steps.len();
+        let is_over =
+            player.group.error().is_some() || player.next == self.scenario(seat).steps.len();
         if is_over {
             if player.is_under_way() {
                 return false;
             }
-            self.leave(rank);
+            self.leave(seat);
             return true;
         }
         let under_way = player.running.iter().filter(|it| it.end.is_none());
-        let awaited = under_way.clone().any(|it| self.scenario.waits[it.step]);
+        let awaited = under_way
+            .clone()
+            .any(|it| self.scenario(seat).waits[it.step]);
         if awaited || under_way.count() >= OUTSTANDING {
             return false;
         }
         let step = player.next;
-        let player = &mut self.players[rank];
+        let player = &mut self.players[seat];
         player.next += 1;
         player.active = now;
         if player.leads {
             player.group.core.lock().matching.hold_offers(true);
         }
-        if !self.misbehaves(rank, step) {
-            self.begin(rank, step);
+        if !self.misbehaves(seat, step) {
+            self.begin(seat, step);
         }
         let computes = match self.random.below(6) {
             0 => Duration::from_nanos(self.random.length(2_000_000_000) as u64),
             _ => Duration::ZERO,
         };
-        self.players[rank].computes_until = Some(self.clock.now() + computes);
+        self.players[seat].computes_until = Some(self.clock.now() + computes);
         true
     }
 
     /// Does what it should not instead of a step, if that is the fault of this world.
-    fn misbehaves(&mut self, rank: Rank, step: usize) -> bool {
-        let fault = self.scenario.fault;
-        if fault.place() != Some((rank, step)) {
+    fn misbehaves(&mut self, seat: Seat, step: usize) -> bool {
+        let fault = self.scenario(seat).fault;
+        if fault.place() != Some((self.players[seat].rank, step)) {
             return false;
         }
         match fault {
             Fault::Abort { .. } => {
-                self.tell(rank, || "aborts".into());
-                self.players[rank].group.abort("on purpose");
+                self.tell(seat, || "aborts".into());
+                self.players[seat].group.abort("on purpose");
             }
-            Fault::Leave { .. } => self.leave(rank),
-            Fault::Skip { .. } => self.tell(rank, || format!("leaves out step {step}")),
+            Fault::Leave { .. } => self.leave(seat),
+            Fault::Skip { .. } => self.tell(seat, || format!("leaves out step {step}")),
             Fault::Nonsense { .. } => {
                 let store = Store::new(&[0; 8], false);
-                let group = &self.players[rank].group;
-                let place = (self.scenario.world, 0);
+                let group = &self.players[seat].group;
+                let place = (self.scenario(seat).world, 0);
                 let refused = group.send(DataType::UInt8, store.memory(), place, blocking());
                 let code = refused.map(drop).map_err(|error| error.code);
                 // A group that has failed says so first.
@@ -116,109 +119,113 @@ impl World {
         true
     }
 
-    fn begin(&mut self, rank: Rank, step: usize) {
-        match self.scenario.steps[step].clone() {
+    fn begin(&mut self, seat: Seat, step: usize) {
+        let rank = self.players[seat].rank;
+        match self.scenario(seat).steps[step].clone() {
             Step::Collective(mut call) => {
-                let fault = self.scenario.fault;
+                let fault = self.scenario(seat).fault;
                 if let Fault::Mistake { how, .. } = fault
                     && fault.place() == Some((rank, step))
                     && let Some(other) =
-                        call.mistaken(rank, self.scenario.world, &mut Random::new(how))
+                        call.mistaken(rank, self.scenario(seat).world, &mut Random::new(how))
                 {
                     call = other;
                 }
-                self.tell(rank, || format!("begins step {step}: {}", call.collective));
-                self.begin_collective(rank, step, &call);
+                self.tell(seat, || format!("begins step {step}: {}", call.collective));
+                self.begin_collective(seat, step, &call);
             }
             Step::Chain(calls) => {
-                self.tell(rank, || {
+                self.tell(seat, || {
                     format!("begins step {step}: {} calls", calls.len())
                 });
-                self.begin_chain(rank, step, &calls);
+                self.begin_chain(seat, step, &calls);
             }
             Step::Messages(messages) => {
-                self.tell(rank, || format!("begins step {step}: messages"));
+                self.tell(seat, || format!("begins step {step}: messages"));
                 for message in messages {
                     if message.to == rank {
-                        self.begin_receive(rank, step, &message);
+                        self.begin_receive(seat, step, &message);
                     }
                     if message.from == rank {
-                        self.begin_send(rank, step, &message);
+                        self.begin_send(seat, step, &message);
                     }
                 }
             }
         }
     }
 
-    fn begin_collective(&mut self, rank: Rank, step: usize, call: &Call) {
-        let share = call.share(rank, self.scenario.world);
-        let begun = self.call(rank, call, &share);
-        self.note_begun(rank, step, begun, What::Collective(share));
+    fn begin_collective(&mut self, seat: Seat, step: usize, call: &Call) {
+        let (rank, world) = self.place(seat);
+        let share = call.share(rank, world);
+        let begun = self.call(seat, call, &share);
+        self.note_begun(seat, step, begun, What::Collective(share));
     }
 
     /// Operations on one buffer; the last one has the result.
-    fn begin_chain(&mut self, rank: Rank, step: usize, calls: &[Call]) {
-        let share = share_of_chain(calls, rank, self.scenario.world);
+    fn begin_chain(&mut self, seat: Seat, step: usize, calls: &[Call]) {
+        let (rank, world) = self.place(seat);
+        let share = share_of_chain(calls, rank, world);
         let begun: Vec<_> = calls
             .iter()
-            .map(|call| self.call(rank, call, &share))
+            .map(|call| self.call(seat, call, &share))
             .collect();
         let mut whats: Vec<_> = begun.iter().map(|_| What::Part).collect();
         whats[calls.len() - 1] = What::Collective(share);
         for (begun, what) in begun.into_iter().zip(whats) {
-            self.note_begun(rank, step, begun, what);
+            self.note_begun(seat, step, begun, what);
         }
     }
 
-    fn call(&mut self, rank: Rank, call: &Call, share: &Share) -> Result<Arc<WorkState>> {
-        let mut request = call.request(rank, share);
-        let group = &self.players[rank].group;
+    fn call(&mut self, seat: Seat, call: &Call, share: &Share) -> Result<Arc<WorkState>> {
+        let mut request = call.request(self.players[seat].rank, share);
+        let group = &self.players[seat].group;
         match self.random.once_in(4) {
             true => group.begin_now(&mut request),
             false => group.submit(request, None, false),
         }
     }
 
-    fn begin_send(&mut self, rank: Rank, step: usize, message: &Message) {
+    fn begin_send(&mut self, seat: Seat, step: usize, message: &Message) {
         let store = Store::new(&message.payload(), self.random.once_in(3));
         let place = (message.to, message.tag_in(step));
-        let group = &self.players[rank].group;
+        let group = &self.players[seat].group;
         let begun = group.send(DataType::UInt8, store.memory(), place, blocking());
-        self.note_begun(rank, step, begun, What::Send(store));
+        self.note_begun(seat, step, begun, What::Send(store));
     }
 
-    fn begin_receive(&mut self, rank: Rank, step: usize, message: &Message) {
+    fn begin_receive(&mut self, seat: Seat, step: usize, message: &Message) {
         let store = Store::new(&vec![0; message.bytes], self.random.once_in(3));
         let from = (!message.from_any).then_some(message.from);
         let place = (from, message.tag_in(step));
-        let group = &self.players[rank].group;
+        let group = &self.players[seat].group;
         let begun = group.receive(DataType::UInt8, store.memory(), place, blocking());
-        self.note_begun(rank, step, begun, What::Receive(store, message.payload()));
+        self.note_begun(seat, step, begun, What::Receive(store, message.payload()));
     }
 
-    fn note_begun(&mut self, rank: Rank, step: usize, begun: Result<Arc<WorkState>>, what: What) {
+    fn note_begun(&mut self, seat: Seat, step: usize, begun: Result<Arc<WorkState>>, what: What) {
         match begun {
-            Ok(work) => self.players[rank].running.push(Running {
+            Ok(work) => self.players[seat].running.push(Running {
                 step,
                 work,
                 what,
                 end: None,
             }),
             Err(error) => {
-                self.tell(rank, || format!("is refused: {error}"));
+                self.tell(seat, || format!("is refused: {error}"));
                 // The group fails in this call, or has failed: its memory has been let go.
                 if !error.code.is_fatal() {
-                    self.faults.push(format!("rank {rank} is refused: {error}"));
+                    let name = self.players[seat].name();
+                    self.faults.push(format!("{name} is refused: {error}"));
                 }
             }
         }
     }
 
     /// Takes note of operations that have ended.
-    pub(super) fn note_ends(&mut self, rank: Rank) {
+    pub(super) fn note_ends(&mut self, seat: Seat) {
         let now = self.clock.now();
         let mut told = Vec::new();
-        for running in &mut self.players[rank].running {
+        for running in &mut self.players[seat].running {
             if running.end.is_some() {
                 continue;
             }
@@ -230,33 +237,33 @@ impl World {
             running.end = Some((now, stores.map(|store| store.content().to_vec()).collect()));
         }
         for (step, name, result) in told {
-            self.tell(rank, || match result {
+            self.tell(seat, || match result {
                 Ok(()) => format!("ends {name} of step {step}"),
                 Err(error) => format!("ends {name} of step {step}: {error}"),
             });
         }
     }
 
-    fn leave(&mut self, rank: Rank) {
-        self.tell(rank, || "leaves".into());
+    fn leave(&mut self, seat: Seat) {
+        self.tell(seat, || "leaves".into());
         let until = self.clock.now() + LINGER;
-        let core = self.players[rank].group.core.lock();
+        let core = self.players[seat].group.core.lock();
         let reached = core.shared.reached().map(str::to_owned);
         self.reached.extend(reached);
         drop(core);
-        let player = &mut self.players[rank];
+        let player = &mut self.players[seat];
         player.sleep = Sleep::Awake;
         player.stage = match player.group.leave() {
             Some(links) => Stage::Leaving(links, until),
             None => Stage::Gone,
         };
-        self.note_ends(rank);
+        self.note_ends(seat);
     }
 
     /// Waits until what a rank that leaves has sent has arrived.
-    fn linger(&mut self, rank: Rank) {
+    fn linger(&mut self, seat: Seat) {
         let now = self.clock.now();
-        let player = &mut self.players[rank];
+        let player = &mut self.players[seat];
         if let Stage::Leaving(links, until) = &mut player.stage
             && (are_delivered(links) || now >= *until)
         {

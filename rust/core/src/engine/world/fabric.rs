@@ -8,6 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Seat;
 use super::random::Random;
 use crate::engine::clock::Clock;
 use crate::error::Result;
@@ -15,7 +16,6 @@ use crate::locks::{Mutex, MutexGuard};
 use crate::transport::{
     ControlChannel, Interest, Link, MESSAGE_HEADER, Notice, PeerState, Position,
 };
-use crate::types::Rank;
 
 /// A peer that has not answered for so long does not run.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -30,7 +30,7 @@ struct State {
     random: Random,
     wires: Vec<Wire>,
     /// Ranks that a link has woken, and when.
-    calls: Vec<(Instant, Rank)>,
+    calls: Vec<(Instant, Seat)>,
 }
 
 /// A link, seen from outside.
@@ -40,7 +40,7 @@ struct Wire {
 
 /// One side of a link, with the bytes and words that are on their way to the other side.
 struct End {
-    rank: Rank,
+    seat: Seat,
     conditions: Conditions,
     /// Bytes that this side has sent and the other one has not read, and when they arrive.
     stream: VecDeque<(Instant, VecDeque<u8>)>,
@@ -107,10 +107,10 @@ impl Fabric {
     }
 
     /// A link between two ranks, each with the properties of its direction.
-    pub(super) fn link(self: &Arc<Self>, ends: [(Rank, Conditions); 2]) -> [SimulatedLink; 2] {
+    pub(super) fn link(self: &Arc<Self>, ends: [(Seat, Conditions); 2]) -> [SimulatedLink; 2] {
         let now = self.clock.now();
-        let ends = ends.map(|(rank, conditions)| End {
-            rank,
+        let ends = ends.map(|(seat, conditions)| End {
+            seat,
             conditions,
             stream: VecDeque::new(),
             free_at: now,
@@ -135,16 +135,16 @@ impl Fabric {
     }
 
     /// From now on nothing that this rank sends to other hosts arrives, and nothing arrives there.
-    pub(super) fn darken(&self, rank: Rank) {
+    pub(super) fn darken(&self, seat: Seat) {
         for wire in &mut self.state.lock().wires {
-            if wire.ends.iter().any(|end| end.rank == rank) {
+            if wire.ends.iter().any(|end| end.seat == seat) {
                 wire.ends.iter_mut().for_each(|end| end.is_dark = true);
             }
         }
     }
 
     /// From now on one header that this rank sends on each of its links has a wrong bit, chosen by `how`.
-    pub(super) fn lie(&self, rank: Rank, how: u64) {
+    pub(super) fn lie(&self, seat: Seat, how: u64) {
         for end in self
             .state
             .lock()
@@ -152,18 +152,18 @@ impl Fabric {
             .iter_mut()
             .flat_map(|wire| &mut wire.ends)
         {
-            if end.rank == rank && !end.has_lied {
+            if end.seat == seat && !end.has_lied {
                 (end.lie, end.has_lied) = (Some(how), true);
             }
         }
     }
 
     /// This rank's host goes, and takes along a part of what it had sent.
-    pub(super) fn lose_sent(&self, rank: Rank) {
+    pub(super) fn lose_sent(&self, seat: Seat) {
         let now = self.clock.now();
         let State { random, wires, .. } = &mut *self.state.lock();
         for end in wires.iter_mut().flat_map(|wire| &mut wire.ends) {
-            if end.rank != rank {
+            if end.seat != seat {
                 continue;
             }
             let on_the_way = end.stream.iter().filter(|(arrives, _)| *arrives > now);
@@ -174,7 +174,7 @@ impl Fabric {
     }
 
     /// The ranks that links wake now. A link rings once for each time that it was armed.
-    pub(super) fn take_calls(&self) -> Vec<Rank> {
+    pub(super) fn take_calls(&self) -> Vec<Seat> {
         let now = self.clock.now();
         let mut state = self.state.lock();
         let mut woken = Vec::new();
@@ -184,13 +184,13 @@ impl Fabric {
                     wire.ends[side].armed = None;
                     let peer = &mut wire.ends[1 - side];
                     peer.has_rung |= peer.said.front().is_some_and(|(at, _)| *at <= now);
-                    woken.push(wire.ends[side].rank);
+                    woken.push(wire.ends[side].seat);
                 }
             }
         }
-        state.calls.retain(|(moment, rank)| {
+        state.calls.retain(|(moment, seat)| {
             if *moment <= now {
-                woken.push(*rank);
+                woken.push(*seat);
             }
             *moment > now
         });
@@ -333,7 +333,7 @@ impl SimulatedLink {
                 }
             }
             let waits = peer.armed.is_some_and(|interest| interest.writable);
-            let call = (count > 0 && waits).then_some((now + peer.conditions.latency, peer.rank));
+            let call = (count > 0 && waits).then_some((now + peer.conditions.latency, peer.seat));
             (taken, call)
         });
         let mut state: MutexGuard<'_, State> = self.fabric.state.lock();

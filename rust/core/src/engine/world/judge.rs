@@ -31,7 +31,12 @@ impl World {
             reached: std::mem::take(&mut self.reached),
             ..Found::default()
         };
-        found.reached.insert(self.scenario.fault.name().to_owned());
+        for scenario in &self.teams {
+            found.reached.insert(scenario.fault.name().to_owned());
+        }
+        if self.teams.len() > 1 {
+            found.reached.insert("a group beside another".into());
+        }
         for player in &self.players {
             self.judge_rank(player, &mut found);
         }
@@ -44,15 +49,15 @@ impl World {
     }
 
     fn judge_rank(&self, player: &Player, found: &mut Found) {
-        let fault = self.scenario.fault;
+        let fault = self.teams[player.team].fault;
         let is_dead = matches!(player.stage, Stage::Gone)
             && matches!(fault, Fault::Death { rank, .. } if rank == player.rank);
         for running in &player.running {
-            let name = format!("rank {}: {}", player.rank, running.work.name());
+            let name = format!("{}: {}", player.name(), running.work.name());
             if running.work.result().is_none() && !is_dead {
                 found.faults.push(format!("{name} has not ended"));
             }
-            let faults = self.judge_operation(player.rank, running, found);
+            let faults = self.judge_operation(player, running, found);
             let faults = faults.into_iter().map(|what| format!("{name} {what}"));
             found.faults.extend(faults);
         }
@@ -66,17 +71,24 @@ impl World {
         if is_dead {
             return;
         }
+        let limit = self.limit(player.team);
         let ends = player.running.iter().filter_map(|it| it.end.as_ref());
         let last = ends.map(|(at, _)| *at).max();
-        if let Some(late) = last.filter(|at| *at > self.limit()) {
-            let by = late.saturating_duration_since(self.limit());
-            let what = format!("rank {} waited {by:?} too long", player.rank);
+        if let Some(late) = last.filter(|at| *at > limit) {
+            let by = late.saturating_duration_since(limit);
+            let what = format!("{} waited {by:?} too long", player.name());
             found.faults.push(what);
         }
     }
 
     /// Everything that is wrong with an operation.
-    fn judge_operation(&self, rank: Rank, running: &Running, found: &mut Found) -> Vec<String> {
+    fn judge_operation(
+        &self,
+        player: &Player,
+        running: &Running,
+        found: &mut Found,
+    ) -> Vec<String> {
+        let fault = self.teams[player.team].fault;
         let mut faults = Vec::new();
         let stores = running.what.stores();
         if stores.iter().any(|store| !store.is_guarded()) {
@@ -93,7 +105,7 @@ impl World {
             Some(Ok(())) => {
                 found.reached.insert("success".into());
                 // A message with a wrong tag is another message, and a rank with other counts gives other data.
-                let may_differ = match self.scenario.fault {
+                let may_differ = match fault {
                     Fault::Lie { .. } => matches!(running.what, What::Receive(..)),
                     Fault::Mistake { step, .. } => running.step == step,
                     _ => false,
@@ -104,7 +116,7 @@ impl World {
             }
             Some(Err(error)) => {
                 found.reached.insert(format!("{:?}", error.code));
-                if let Err(what) = self.judge_error(rank, error) {
+                if let Err(what) = judge_error(fault, player.rank, error) {
                     faults.push(format!("{what}: {error}"));
                 }
             }
@@ -113,55 +125,56 @@ impl World {
     }
 
     /// When every operation must have ended, at the latest.
-    fn limit(&self) -> Instant {
-        let active = self.players.iter().map(|player| player.active);
+    fn limit(&self, team: usize) -> Instant {
+        let fault = self.teams[team].fault;
+        let players = self.players.iter().filter(|player| player.team == team);
+        let active = players.map(|player| player.active);
         let last = active.max().unwrap_or(self.start);
-        let seen = match self.scenario.fault.time() {
+        let seen = match fault.time() {
             Some((_, at)) => last.max(self.start + at),
             None => last,
         };
         let timeout = Duration::from_secs(TIMEOUT);
-        match self.scenario.fault {
+        match fault {
             Fault::Dark { .. } | Fault::Lie { .. } | Fault::Skip { .. } => seen + timeout + SOON,
             Fault::Pause { lasts, .. } => seen + timeout + SOON + lasts,
             _ => seen + SOON,
         }
     }
+}
 
-    /// Whether an error is one that the fault explains.
-    fn judge_error(&self, rank: Rank, error: &Error) -> Result<(), &'static str> {
-        let fault = self.scenario.fault;
-        let allowed: &[Code] = match fault {
-            Fault::None | Fault::Nonsense { .. } => return Err("nothing went wrong"),
-            Fault::Death { .. } => &[Code::PeerLost],
-            Fault::Dark { .. } | Fault::Pause { .. } => &[Code::Timeout],
-            Fault::Abort { .. } => &[Code::Aborted],
-            // Those that need nothing of it may have left before they hear of it.
-            Fault::Mistake { .. } => &[Code::Mismatch, Code::PeerLost],
-            Fault::Skip { .. } => &[Code::Mismatch, Code::PeerLost, Code::Aborted, Code::Timeout],
-            Fault::Leave { .. } => &[Code::PeerLost, Code::Aborted],
-            // It may lie about a tag that no rank waits for, and leave.
-            Fault::Lie { .. } => &[
-                Code::Untrusted,
-                Code::Mismatch,
-                Code::Timeout,
-                Code::PeerLost,
-            ],
-        };
-        if !allowed.contains(&error.code) {
-            return Err("fails in another way than it should");
-        }
-        let culprit = fault.rank().unwrap_or(rank);
-        let names = error.peer == Some(culprit)
-            || rank == culprit
-            || error.message.contains(&format!("rank {culprit}"))
-            || error.message.contains("every other rank");
-        // A rank that times out knows whom it waits for, and not whom that one waits for. A liar gets answers to its lies, and
-        // blames those who answer.
-        let may_blame_others = error.code == Code::Timeout || matches!(fault, Fault::Lie { .. });
-        match names || may_blame_others {
-            true => Ok(()),
-            false => Err("does not name the rank at fault"),
-        }
+/// Whether an error is one that the fault of the team explains.
+fn judge_error(fault: Fault, rank: Rank, error: &Error) -> Result<(), &'static str> {
+    let allowed: &[Code] = match fault {
+        Fault::None | Fault::Nonsense { .. } => return Err("nothing went wrong"),
+        Fault::Death { .. } => &[Code::PeerLost],
+        Fault::Dark { .. } | Fault::Pause { .. } => &[Code::Timeout],
+        Fault::Abort { .. } => &[Code::Aborted],
+        // Those that need nothing of it may have left before they hear of it.
+        Fault::Mistake { .. } => &[Code::Mismatch, Code::PeerLost],
+        Fault::Skip { .. } => &[Code::Mismatch, Code::PeerLost, Code::Aborted, Code::Timeout],
+        Fault::Leave { .. } => &[Code::PeerLost, Code::Aborted],
+        // It may lie about a tag that no rank waits for, and leave.
+        Fault::Lie { .. } => &[
+            Code::Untrusted,
+            Code::Mismatch,
+            Code::Timeout,
+            Code::PeerLost,
+        ],
+    };
+    if !allowed.contains(&error.code) {
+        return Err("fails in another way than it should");
+    }
+    let culprit = fault.rank().unwrap_or(rank);
+    let names = error.peer == Some(culprit)
+        || rank == culprit
+        || error.message.contains(&format!("rank {culprit}"))
+        || error.message.contains("every other rank");
+    // A rank that times out knows whom it waits for, and not whom that one waits for. A liar gets answers to its lies, and
+    // blames those who answer.
+    let may_blame_others = error.code == Code::Timeout || matches!(fault, Fault::Lie { .. });
+    match names || may_blame_others {
+        true => Ok(()),
+        false => Err("does not name the rank at fault"),
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Seat;
 use super::fabric::{Conditions, Fabric};
 use super::random::Random;
 use super::scenario::Scenario;
@@ -18,9 +19,8 @@ use crate::plan::topology::Topology;
 use crate::transport::endpoint::Lane;
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, local};
-use crate::types::Rank;
 
-/// The groups of all ranks, not connected.
+/// The groups of all ranks of a team, not connected.
 pub(super) fn groups(scenario: &Scenario, clock: &Clock) -> Result<Vec<Arc<Group>>> {
     let mut config = Config::default();
     for (name, value) in &scenario.settings {
@@ -28,7 +28,7 @@ pub(super) fn groups(scenario: &Scenario, clock: &Clock) -> Result<Vec<Arc<Group
     }
     let member = |rank| Member {
         label: format!("host {}", scenario.hosts[rank]),
-        global: rank,
+        global: scenario.processes[rank],
         address: None,
     };
     let members: Members = (0..scenario.world).map(member).collect();
@@ -55,13 +55,13 @@ pub(super) fn groups(scenario: &Scenario, clock: &Clock) -> Result<Vec<Arc<Group
     (0..scenario.world).map(group).collect()
 }
 
-/// The links between every two ranks, and when each side gets its end.
+/// The links between every two ranks of a team, and when each side gets its end. `first`: the seat of its rank 0.
 pub(super) fn connect(
-    groups: &[Arc<Group>],
+    (groups, first): (&[Arc<Group>], Seat),
     scenario: &Scenario,
     fabric: &Arc<Fabric>,
     (random, start): (&mut Random, Instant),
-) -> Vec<(Instant, Rank, Mail)> {
+) -> Vec<(Instant, Seat, Mail)> {
     let mut opening = Vec::new();
     let ring = groups[0].config.ring_bytes.bytes();
     for upper in 0..scenario.world {
@@ -72,7 +72,8 @@ pub(super) fn connect(
                     let (a, b) = local::pair(ring).expect("memory");
                     [Box::new(a), Box::new(b)]
                 } else {
-                    let ends = [(lower, conditions(random)), (upper, conditions(random))];
+                    let seats = [first + lower, first + upper];
+                    let ends = seats.map(|seat| (seat, conditions(random)));
                     let [a, b] = fabric.link(ends);
                     [Box::new(a), Box::new(b)]
                 };
@@ -82,7 +83,7 @@ pub(super) fn connect(
                         false => Duration::ZERO,
                     };
                     let mail = Mail::Established { lane, peer, link };
-                    opening.push((start + takes, rank, mail));
+                    opening.push((start + takes, first + rank, mail));
                 }
             }
         }

@@ -7,6 +7,9 @@
 //! [`Fabric`]. A rank moves while it can, announces that it sleeps, and is woken by a link or by the time that it asked for,
 //! and by nothing else. So a wake-up that is forgotten is a wait for the timeout.
 //!
+//! In one world of five some of the processes have a second group beside that of all, with calls of its own at the same time. A
+//! process that dies does so in both; a bad call in one must leave the other alone.
+//!
 //! These must hold, whatever the seed:
 //!
 //! - An operation that succeeds has the right bytes in its output.
@@ -67,16 +70,20 @@ fn cut(link: &dyn Link) {
 /// Part of the names of files that the heap keeps.
 const SEGMENT: &str = "memfd:unisono heap";
 
+/// The place of a player in its world: all ranks of the first team, then those of the second.
+type Seat = usize;
+
 /// A world under way.
 struct World {
-    scenario: Scenario,
+    /// The group of all processes, and in some worlds a group of a part of them.
+    teams: Vec<Scenario>,
     clock: Clock,
     start: Instant,
     random: Random,
     fabric: Arc<Fabric>,
     players: Vec<Player>,
     /// Links that are being made, and when they will have been.
-    opening: Vec<(Instant, Rank, Mail)>,
+    opening: Vec<(Instant, Seat, Mail)>,
     /// Faults that showed while it moved.
     faults: Vec<String>,
     /// Marks of what has been reached.
@@ -129,18 +136,28 @@ impl Holdings {
 impl World {
     fn new(seed: u64, is_told: bool) -> Self {
         let mut random = Random::new(seed);
-        let scenario = Scenario::new(&mut random);
+        let mut whole = Scenario::new(&mut random);
+        let part = random.once_in(5).then(|| whole.part(&mut random));
+        let teams: Vec<Scenario> = [whole].into_iter().chain(part).collect();
         let clock = Clock::simulated();
         let start = clock.now();
         let fabric = Fabric::new(clock.clone(), random.next());
-        let groups = making::groups(&scenario, &clock).expect("descriptors");
-        let opening = making::connect(&groups, &scenario, &fabric, (&mut random, start));
-        let ranks = groups.into_iter().enumerate();
-        let players = ranks.map(|(rank, group)| Player::new(rank, group, random.once_in(2), start));
+        let (mut players, mut opening) = (Vec::new(), Vec::new());
+        for (team, scenario) in teams.iter().enumerate() {
+            let groups = making::groups(scenario, &clock).expect("descriptors");
+            let seats = (&groups[..], players.len());
+            let links = making::connect(seats, scenario, &fabric, (&mut random, start));
+            opening.extend(links);
+            let ranks = groups.into_iter().enumerate();
+            players.extend(ranks.map(|(rank, group)| {
+                let place = (team, rank, scenario.processes[rank]);
+                Player::new(place, group, random.once_in(2), start)
+            }));
+        }
         Self {
-            players: players.collect(),
-            story: is_told.then(|| format!("{scenario:#?}\n")),
-            scenario,
+            players,
+            story: is_told.then(|| format!("{teams:#?}\n")),
+            teams,
             clock,
             start,
             random,
@@ -151,10 +168,21 @@ impl World {
         }
     }
 
-    fn tell(&mut self, rank: Rank, what: impl FnOnce() -> String) {
+    /// The program of this seat's team.
+    fn scenario(&self, seat: Seat) -> &Scenario {
+        &self.teams[self.players[seat].team]
+    }
+
+    /// The rank and the world of this seat.
+    fn place(&self, seat: Seat) -> (Rank, usize) {
+        (self.players[seat].rank, self.scenario(seat).world)
+    }
+
+    fn tell(&mut self, seat: Seat, what: impl FnOnce() -> String) {
         let passed = self.clock.since(self.start).as_secs_f64();
         if let Some(story) = &mut self.story {
-            let _ = writeln!(story, "{passed:>13.9} rank {rank} {}", what());
+            let name = self.players[seat].name();
+            let _ = writeln!(story, "{passed:>13.9} {name} {}", what());
         }
     }
 
@@ -163,12 +191,12 @@ impl World {
             self.strike();
             self.open();
             let now = self.clock.now();
-            for rank in self.fabric.take_calls() {
-                self.players[rank].wake(now);
+            for seat in self.fabric.take_calls() {
+                self.players[seat].wake(now);
             }
-            let ranks = self.players.iter();
-            let ready = ranks.filter(|player| player.can_move(now));
-            let ready: Vec<Rank> = ready.map(|player| player.rank).collect();
+            let seats = self.players.iter().enumerate();
+            let ready = seats.filter(|(_, player)| player.can_move(now));
+            let ready: Vec<Seat> = ready.map(|(seat, _)| seat).collect();
             if ready.is_empty() {
                 match self.next_moment() {
                     Some(moment) => self.clock.advance(moment),
@@ -176,8 +204,8 @@ impl World {
                 }
                 continue;
             }
-            let rank = self.random.pick(&ready);
-            self.turn(rank);
+            let seat = self.random.pick(&ready);
+            self.turn(seat);
             if !self.faults.is_empty() {
                 return;
             }
@@ -198,8 +226,9 @@ impl World {
 
     /// When the fault happens, if it is one that has a time and has not happened.
     fn fault_at(&self) -> Option<Instant> {
-        let (rank, at) = self.scenario.fault.time()?;
-        let is_alive = matches!(self.players[rank].stage, Stage::Alive);
+        let (process, at) = self.teams[0].fault.time()?;
+        let mut players = self.players.iter().filter(|it| it.process == process);
+        let is_alive = players.any(|player| matches!(player.stage, Stage::Alive));
         let moment = self.start + at;
         (is_alive && moment > self.clock.now()).then_some(moment)
     }
@@ -207,49 +236,62 @@ impl World {
     /// Has the fault happen, if its time has come.
     fn strike(&mut self) {
         let passed = self.clock.since(self.start);
-        match self.scenario.fault {
-            Fault::Death { rank, at, loses } if passed >= at => self.kill(rank, loses),
-            Fault::Dark { rank, at } if passed >= at => self.fabric.darken(rank),
-            Fault::Pause { rank, at, lasts } if passed >= at => {
-                let player = &mut self.players[rank];
-                player.paused_until = player.paused_until.or(Some(self.start + at + lasts));
+        let fault = self.teams[0].fault;
+        let Some((process, _)) = fault.time().filter(|(_, at)| passed >= *at) else {
+            return;
+        };
+        let seats = 0..self.players.len();
+        for seat in seats
+            .filter(|seat| self.players[*seat].process == process)
+            .collect::<Vec<_>>()
+        {
+            match fault {
+                Fault::Death { loses, .. } => self.kill(seat, loses),
+                Fault::Dark { .. } => self.fabric.darken(seat),
+                Fault::Pause { at, lasts, .. } => {
+                    let player = &mut self.players[seat];
+                    player.paused_until = player.paused_until.or(Some(self.start + at + lasts));
+                }
+                Fault::Lie { how, .. } if self.players[seat].team == 0 => {
+                    self.fabric.lie(seat, how)
+                }
+                _ => {}
             }
-            Fault::Lie { rank, at, how } if passed >= at => self.fabric.lie(rank, how),
-            _ => {}
         }
     }
 
-    fn kill(&mut self, rank: Rank, loses: bool) {
-        if matches!(self.players[rank].stage, Stage::Gone) {
+    fn kill(&mut self, seat: Seat, loses: bool) {
+        if matches!(self.players[seat].stage, Stage::Gone) {
             return;
         }
         if loses {
-            self.fabric.lose_sent(rank);
+            self.fabric.lose_sent(seat);
         }
         // The other ends arrive, and show the death.
-        for (_, _, mail) in self.opening.extract_if(.., |(_, to, _)| *to == rank) {
+        for (_, _, mail) in self.opening.extract_if(.., |(_, to, _)| *to == seat) {
             if let Mail::Established { link, .. } = mail {
                 cut(&*link);
             }
         }
-        let player = &mut self.players[rank];
+        let world = self.scenario(seat).world;
+        let player = &mut self.players[seat];
         player.stage = Stage::Gone;
         let mut core = player.group.core.lock();
         player.group.read_mail(&mut core);
         let open = core.links.iter_open();
         open.for_each(|(_, _, open)| cut(&*open.link));
-        core.links = LinkTable::new(self.scenario.world);
+        core.links = LinkTable::new(world);
         drop(core);
-        self.tell(rank, || "dies".into());
+        self.tell(seat, || "dies".into());
     }
 
     /// Delivers the links that have been made.
     fn open(&mut self) {
         let now = self.clock.now();
         while let Some(next) = self.opening.iter().position(|(moment, ..)| *moment <= now) {
-            let (_, rank, mail) = self.opening.remove(next);
-            self.players[rank].group.post(mail);
-            self.players[rank].wake(now);
+            let (_, seat, mail) = self.opening.remove(next);
+            self.players[seat].group.post(mail);
+            self.players[seat].wake(now);
         }
     }
 }

@@ -14,9 +14,14 @@ use crate::types::Rank;
 /// How often the progress thread attends to a group in which no caller waits.
 const ATTENTION: Duration = Duration::from_millis(250);
 
-/// A rank with its program.
+/// A rank of a team with its program.
 pub(super) struct Player {
+    /// The number of its team.
+    pub(super) team: usize,
+    /// Its number in the team's group.
     pub(super) rank: Rank,
+    /// The process, by its rank in the group of all.
+    pub(super) process: Rank,
     pub(super) group: Arc<Group>,
     /// The step that it begins next.
     pub(super) next: usize,
@@ -96,9 +101,16 @@ impl What {
 }
 
 impl Player {
-    pub(super) fn new(rank: Rank, group: Arc<Group>, leads: bool, now: Instant) -> Self {
+    pub(super) fn new(
+        (team, rank, process): (usize, Rank, Rank),
+        group: Arc<Group>,
+        leads: bool,
+        now: Instant,
+    ) -> Self {
         Self {
+            team,
             rank,
+            process,
             group,
             next: 0,
             running: Vec::new(),
@@ -111,6 +123,13 @@ impl Player {
             stage: Stage::Alive,
             active: now,
             idle_turns: 0,
+        }
+    }
+
+    pub(super) fn name(&self) -> String {
+        match self.team {
+            0 => format!("rank {}", self.rank),
+            _ => format!("rank {} of the part (process {})", self.rank, self.process),
         }
     }
 

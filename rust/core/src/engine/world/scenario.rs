@@ -10,10 +10,12 @@ use crate::types::Rank;
 /// How long an operation may take, in seconds.
 pub(super) const TIMEOUT: u64 = 20;
 
-/// Everything that a seed decides before the first step.
+/// Everything that a seed decides of a team before the first step.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) world: usize,
+    /// The process of each rank, by its rank in the group of all.
+    pub(super) processes: Vec<Rank>,
     /// The host of each rank.
     pub(super) hosts: Vec<usize>,
     /// Names and values.
@@ -102,19 +104,11 @@ impl Scenario {
             // How fast this machine lends decides nothing here.
             ("lend_bytes", random.pick(&["none", "4K", "64K"]).to_owned()),
         ];
-        let count = 1 + random.below(10);
-        // Ranks of one host work in each other's memory where there is much to do.
-        let is_near = hosts.iter().all(|host| *host == 0);
-        let style = Style {
-            long_once_in: if is_near { random.pick(&[2, 20]) } else { 20 },
-            heap_once_in: random.pick(&[1, 3]),
-        };
-        let step = |_| Step::random(random, world, style);
-        let steps: Vec<Step> = (0..count).map(step).collect();
-        let waits = (0..count).map(|_| random.below(3) > 0).collect();
-        let fault = Fault::random(random, world, count);
+        let (steps, waits) = program(random, world, &hosts);
+        let fault = Fault::random(random, world, steps.len());
         Self {
             world,
+            processes: (0..world).collect(),
             hosts,
             settings,
             steps,
@@ -122,6 +116,60 @@ impl Scenario {
             fault,
         }
     }
+
+    /// A second team: some of the processes make a group of their own, beside that of all, and have a program of their own in
+    /// it. What befalls a process befalls both of its ranks; of bad calls there is one, in one of the teams.
+    pub(super) fn part(&mut self, random: &mut Random) -> Self {
+        let mut processes: Vec<Rank> = (0..self.world).collect();
+        while processes.len() > 2 && random.once_in(2) {
+            processes.remove(random.below(processes.len()));
+        }
+        // Its ranks are not in the order of the whole.
+        let first = random.below(processes.len());
+        processes.rotate_left(first);
+        let world = processes.len();
+        let hosts: Vec<usize> = processes
+            .iter()
+            .map(|process| self.hosts[*process])
+            .collect();
+        let (steps, waits) = program(random, world, &hosts);
+        let rank_of = |process| processes.iter().position(|other| *other == process);
+        let fault = match self.fault.time() {
+            Some((process, _)) => rank_of(process).map(|rank| self.fault.of(rank)),
+            None if self.fault.place().is_some() && random.once_in(2) => {
+                let place = (random.below(world), random.below(steps.len()));
+                Some(std::mem::replace(&mut self.fault, Fault::None).at(place))
+            }
+            None => None,
+        };
+        Self {
+            world,
+            processes,
+            hosts,
+            settings: self.settings.clone(),
+            steps,
+            waits,
+            // A lie is told to the group of all.
+            fault: fault
+                .filter(|it| !matches!(it, Fault::Lie { .. }))
+                .unwrap_or(Fault::None),
+        }
+    }
+}
+
+/// The steps of a team, and whether a rank waits for the end of each.
+fn program(random: &mut Random, world: usize, hosts: &[usize]) -> (Vec<Step>, Vec<bool>) {
+    let count = 1 + random.below(10);
+    // Ranks of one host work in each other's memory where there is much to do.
+    let is_near = hosts.iter().all(|host| *host == hosts[0]);
+    let style = Style {
+        long_once_in: if is_near { random.pick(&[2, 20]) } else { 20 },
+        heap_once_in: random.pick(&[1, 3]),
+    };
+    let step = |_| Step::random(random, world, style);
+    let steps: Vec<Step> = (0..count).map(step).collect();
+    let waits = (0..count).map(|_| random.below(3) > 0).collect();
+    (steps, waits)
 }
 
 impl Fault {
@@ -156,6 +204,31 @@ impl Fault {
             10 => Self::Nonsense { rank, step },
             _ => Self::None,
         }
+    }
+
+    /// The same, of another rank.
+    fn of(mut self, other: Rank) -> Self {
+        if let Self::Death { rank, .. }
+        | Self::Dark { rank, .. }
+        | Self::Pause { rank, .. }
+        | Self::Lie { rank, .. } = &mut self
+        {
+            *rank = other;
+        }
+        self
+    }
+
+    /// The same, of another rank and in another step.
+    fn at(mut self, place: (Rank, usize)) -> Self {
+        if let Self::Abort { rank, step }
+        | Self::Mistake { rank, step, .. }
+        | Self::Skip { rank, step }
+        | Self::Leave { rank, step }
+        | Self::Nonsense { rank, step } = &mut self
+        {
+            (*rank, *step) = place;
+        }
+        self
     }
 
     pub(super) fn name(&self) -> &'static str {
