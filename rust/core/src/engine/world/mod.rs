@@ -7,8 +7,8 @@
 //! [`Fabric`]. A rank moves while it can, announces that it sleeps, and is woken by a link or by the time that it asked for,
 //! and by nothing else. So a wake-up that is forgotten is a wait for the timeout.
 //!
-//! In one world of five some of the processes have a second group beside that of all, with calls of its own at the same time. A
-//! process that dies does so in both; a bad call in one must leave the other alone.
+//! In one world of five some of the processes have a second group beside that of all, with calls of its own at the same time.
+//! A process that dies does so in both; a bad call in one must leave the other alone.
 //!
 //! These must hold, whatever the seed:
 //!
@@ -240,12 +240,9 @@ impl World {
         let Some((process, _)) = fault.time().filter(|(_, at)| passed >= *at) else {
             return;
         };
-        let seats = 0..self.players.len();
-        for seat in seats
-            .filter(|seat| self.players[*seat].process == process)
-            .collect::<Vec<_>>()
-        {
+        for seat in 0..self.players.len() {
             match fault {
+                _ if self.players[seat].process != process => {}
                 Fault::Death { loses, .. } => self.kill(seat, loses),
                 Fault::Dark { .. } => self.fabric.darken(seat),
                 Fault::Pause { at, lasts, .. } => {
