@@ -117,8 +117,8 @@ impl Scenario {
         }
     }
 
-    /// A second team: some of the processes make a group of their own, beside that of all, with a program of its own. A fault of
-    /// a process is one of both its ranks. A bad call is made in one of the two groups.
+    /// A second team: some of the processes make a group of their own, beside that of all, with a program of its own. A fault
+    /// of a process is one of both its ranks. A bad call is made in one of the two groups.
     pub(super) fn part(&mut self, random: &mut Random) -> Self {
         let mut processes: Vec<Rank> = (0..self.world).collect();
         while processes.len() > 2 && random.once_in(2) {
