@@ -12,8 +12,11 @@ import json
 import os
 import pwd
 import re
+import shutil
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -135,8 +138,8 @@ def groups(found: Iterable[Process]) -> list[Group]:
     return sorted(known.values(), key=lambda group: (-len(group.members), group.name))
 
 
-def blamed(group: Group, silent: Iterable[Process]) -> list[str]:
-    """Name the ranks that others wait for and that do not wait in the same operation themselves.
+def blamed(group: Group, silent: Iterable[Process]) -> dict[int, str]:
+    """Return the ranks that others wait for outside of the same operation, each with the words.
 
     ``silent`` are the processes that have not answered.
     """
@@ -147,16 +150,16 @@ def blamed(group: Group, silent: Iterable[Process]) -> list[str]:
             is_in_it = peer in first and first[peer].get("number") == operation.get("number")
             if not is_in_it or "number" not in operation:
                 waits.setdefault(peer, []).append(rank)
-    lines = []
+    words = {}
     for peer, waiting in sorted(waits.items(), key=lambda item: (-len(item[1]), item[0])):
         longest = max(waiting, key=lambda rank: first[rank]["seconds"])
         operation = first[longest]
         count = f"{len(waiting)} ranks wait" if len(waiting) > 1 else f"rank {longest} waits"
-        lines.append(
+        words[peer] = (
             f"{group.number(peer)} {_doing(group, peer, silent)}; {count} for it in "
             f"{operation['name']}, for {operation['seconds']:.1f} s"
         )
-    return lines
+    return words
 
 
 def _is_in(state: dict[str, Any]) -> bool:
@@ -209,7 +212,7 @@ def _numbers(ranks: list[int]) -> str:
     return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
 
 
-def text(found: list[Process]) -> str:
+def text(found: list[Process], *, stacks: bool = False) -> str:
     """Return all of it in words, with the ranks that others wait for first in each group."""
     silent = [process for process in found if process.answer is None]
     lines = [f"{process.line()} ({process.trouble})" for process in silent]
@@ -221,9 +224,30 @@ def text(found: list[Process]) -> str:
             idle.append(f"{title}: no operation is under way here")
             continue
         lines.append(title)
-        lines += [f"  {line}" for line in blamed(group, silent)]
+        for rank, line in blamed(group, silent).items():
+            lines.append(f"  {line}")
+            if stacks and rank in group.processes:
+                lines += [f"      {line}" for line in _stack(group.processes[rank].pid)]
         lines += [_row(group, rank) for rank in sorted(group.ranks)]
     return "\n".join([*lines, *idle])
+
+
+def _stack(pid: int) -> list[str]:
+    """The Python stacks of a process, which is not asked for them, by py-spy."""
+    spy = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
+    try:
+        done = subprocess.run(
+            [spy, "dump", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except FileNotFoundError:
+        return ["its Python stack: py-spy is not installed (pip install py-spy)"]
+    except subprocess.TimeoutExpired:
+        return ["its Python stack: py-spy has not ended within 10 s"]
+    return (done.stdout or done.stderr).strip().splitlines()
 
 
 def status(arguments: list[str], name: str) -> int:
@@ -233,10 +257,15 @@ def status(arguments: list[str], name: str) -> int:
         description="The ranks on this host, their operations, and the ranks that these wait for.",
     )
     parser.add_argument("--json", action="store_true", help="print the answers as they came")
+    parser.add_argument(
+        "--stacks",
+        action="store_true",
+        help="show the Python stacks of those that others wait for, by py-spy",
+    )
     chosen = parser.parse_args(arguments)
     found = processes()
     if chosen.json:
         print(json.dumps([vars(process) for process in found], indent=1))
     else:
-        print(text(found) or "no process with a group of unisono runs here")
+        print(text(found, stacks=chosen.stacks) or "no process with a group of unisono runs here")
     return 0 if found else 1

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ranks import run_ranks
@@ -72,6 +73,16 @@ def test_another_user_hears_nothing() -> None:
 def test_a_job_of_torch_is_asked() -> None:
     told = run(2, "asks_through_torch", torch=True)[1]
     assert any("rank 0 waits for it in all_reduce #2" in line for line in told.lines), told
+
+
+def test_stacks_are_py_spys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert "py-spy is not installed" in _status._stack(7)[0]
+    spy = tmp_path / "py-spy"
+    spy.write_text('#!/bin/sh\necho "$@"; echo "    load (data.py:3)"\n')
+    spy.chmod(0o755)
+    assert _status._stack(7) == ["dump --pid 7", "    load (data.py:3)"]
 
 
 def test_the_command() -> None:
