@@ -141,6 +141,9 @@ def groups(found: Iterable[Process]) -> list[Group]:
 def blamed(group: Group, silent: Iterable[Process]) -> dict[int, str]:
     """Return the ranks that others wait for outside of the same operation, each with the words.
 
+    These are also the ranks that have not begun a collective yet: others may wait for one after the
+    other.
+
     ``silent`` are the processes that have not answered.
     """
     first = {rank: state["operations"][0] for rank, state in group.ranks.items() if _is_in(state)}
@@ -149,6 +152,11 @@ def blamed(group: Group, silent: Iterable[Process]) -> dict[int, str]:
         for peer in operation["waits_for"]:
             is_in_it = peer in first and first[peer].get("number") == operation.get("number")
             if not is_in_it or "number" not in operation:
+                waits.setdefault(peer, []).append(rank)
+        number = operation.get("number", 0)
+        for peer, state in group.ranks.items():
+            has_begun = state.get("busy") or state["collectives"] >= number
+            if not has_begun and rank not in waits.get(peer, ()):
                 waits.setdefault(peer, []).append(rank)
     words = {}
     for peer, waiting in sorted(waits.items(), key=lambda item: (-len(item[1]), item[0])):

@@ -67,7 +67,7 @@ def is_stopped() -> Told | None:
     work = comm.all_reduce(np.ones(3), async_op=True)
     told = None
     if comm.rank == 0:
-        told = ask(pids, lambda text: "2 ranks wait" in text)
+        told = ask(pids, lambda text: "is stopped" in text and "2 ranks wait" in text)
         os.kill(pids[1], signal.SIGCONT)
     work.wait()
     return told
