@@ -189,7 +189,7 @@ pub(in crate::transport) fn a_hundred_megabytes_arrive(make: impl Fn(usize) -> P
     let mut random = Random(12);
     let mut at = 0;
     let mut scratch = vec![0; 1 << 20];
-    let start = Instant::now();
+    let mut moved = Instant::now();
     while at < TOTAL {
         let wanted = random.size(1 << 20).min(TOTAL - at);
         let before = at;
@@ -207,8 +207,9 @@ pub(in crate::transport) fn a_hundred_megabytes_arrive(make: impl Fn(usize) -> P
             );
             at += count;
         }
-        if at == before {
-            patient(start);
+        match at == before {
+            true => patient(moved),
+            false => moved = Instant::now(),
         }
     }
     drop(sender.join().unwrap());

@@ -56,15 +56,16 @@ pub(super) fn send_bytes(
     mut size: impl FnMut() -> usize,
 ) {
     let mut sent = 0;
-    let start = Instant::now();
+    let mut moved = Instant::now();
     while sent < total {
         let piece = pattern(seed, sent, size().min(total - sent));
         let mut done = 0;
         while done < piece.len() {
             let count = link.try_send(&piece[done..]).unwrap();
             done += count;
-            if count == 0 {
-                patient(start);
+            match count {
+                0 => patient(moved),
+                _ => moved = Instant::now(),
             }
         }
         sent += done;
@@ -75,20 +76,22 @@ pub(super) fn send_bytes(
 pub(super) fn expect_bytes(link: &mut dyn Link, seed: u64, from: usize, count: usize) {
     let mut bytes = vec![0; count.min(1 << 20)];
     let mut received = 0;
-    let start = Instant::now();
+    let mut moved = Instant::now();
     while received < count {
         let wanted = bytes.len().min(count - received);
         let taken = link.try_recv(&mut bytes[..wanted]).unwrap();
         assert!(pattern(seed, from + received, taken) == bytes[..taken]);
         received += taken;
-        if taken == 0 {
-            patient(start);
+        match taken {
+            0 => patient(moved),
+            _ => moved = Instant::now(),
         }
     }
 }
 
-pub(super) fn patient(start: Instant) {
-    assert!(start.elapsed() < PATIENCE, "nothing moved for {PATIENCE:?}");
+/// Lets other threads run, where nothing has moved since then.
+pub(super) fn patient(since: Instant) {
+    assert!(since.elapsed() < PATIENCE, "nothing moved for {PATIENCE:?}");
     thread::yield_now();
 }
 
