@@ -56,6 +56,9 @@ left_out=(
   # Its deadline is for a processor that is there.
   a_deadline_before_the_end_of_refusals_is_a_timeout
 )
+# They take a minute each where nothing is optimized, and tell no more than shorter ones beside them.
+[ "$part" = whole ] ||
+  left_out+=(a_hundred_megabytes_arrive what_exceeds_the_cache_arrives float32_narrows_to_the_nearest)
 say "left out: ${left_out[*]}"
 
 # Tests of the packages and targets before `--` whose names contain one of what follows, all if nothing does.
@@ -73,8 +76,6 @@ of_pages=(
   heap:: transport::shm::tests::
 )
 if [ "$part" = quick ]; then
-  # They take a minute each where nothing is optimized, and tell no more than shorter ones beside them.
-  left_out+=(a_hundred_megabytes_arrive what_exceeds_the_cache_arrives float32_narrows_to_the_nearest)
   export PROPTEST_CASES=16
   test_rust --release -p unisono-reduce --lib --
   test_rust --release -p unisono --lib -- reduce:: wire heap:: transport::shm::tests::
