@@ -111,9 +111,9 @@ check: lint c launcher ## Run what tells most in minutes: lint, the unit tests, 
 	$(CARGO) test --lib $(addprefix -p ,$(UNIT_TESTED)) --target-dir $(TARGET)
 	$(pytest) $(beside) -m check
 
-# Many of either kind wait.
 override make = $(MAKE) --no-print-directory
 .PHONY: test
+# Many of either kind wait, so they run beside each other.
 test: setup c launcher test-tools ## Run the tests but for the slow ones: Rust's beside those in Python
 	@tools/beside.sh $(make) test-rust -- $(make) test-python
 

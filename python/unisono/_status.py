@@ -35,6 +35,8 @@ class Process:
     """A process with groups: its answer, or the reason why there is none."""
 
     pid: int
+    # In its own PID namespace.
+    own_pid: int
     command: str
     state: str
     answer: dict[str, Any] | None = None
@@ -42,7 +44,7 @@ class Process:
 
     def line(self) -> str:
         """Return the process in words."""
-        return f"pid {self.pid}, {self.state}: {self.command or 'of another user'}"
+        return f"pid {self.pid}, {self.state}: {self.command or 'a command that is not shown'}"
 
 
 @dataclass
@@ -79,12 +81,14 @@ def _ask(name: str) -> Process | None:
         except OSError as error:
             if isinstance(error, ConnectionRefusedError):
                 return None
-            return Process(_pid(name), "", "", trouble=f"it cannot be asked: {error}")
+            pid = _pid(name)
+            trouble = f"it cannot be asked: {error}"
+            return Process(pid, pid, _command(pid), _state(pid), trouble=trouble)
         credentials = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, user, _ = struct.unpack("3i", credentials)
-        process = Process(pid or _pid(name), _command(pid), _state(pid))
+        process = Process(pid or _pid(name), _pid(name), _command(pid), _state(pid))
         if user != os.geteuid():
-            process.trouble = f"it belongs to {_user(user)}, and answers nobody else"
+            process.trouble = f"it belongs to {_user(user)}, and answers that user alone"
             return process
         text = b""
         try:
@@ -109,7 +113,9 @@ def _command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return " ".join(word.decode(errors="replace") for word in words if word)[:200]
+    line = " ".join(word.decode(errors="replace") for word in words if word)[:200]
+    # Another user's words may not move the cursor of a terminal.
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def _state(pid: int) -> str:
@@ -138,25 +144,24 @@ def groups(found: Iterable[Process]) -> list[Group]:
     return sorted(known.values(), key=lambda group: (-len(group.members), group.name))
 
 
-def blamed(group: Group, silent: Iterable[Process]) -> dict[int, str]:
+def blamed(group: Group, found: Iterable[Process]) -> dict[int, str]:
     """Return the ranks that others wait for outside of the same operation, each with the words.
 
     These are also the ranks that have not begun a collective yet: others may wait for one after the
     other.
 
-    ``silent`` are the processes that have not answered.
+    ``found`` are all processes, also those that have not answered.
     """
     first = {rank: state["operations"][0] for rank, state in group.ranks.items() if _is_in(state)}
     waits: dict[int, list[int]] = {}
     for rank, operation in first.items():
         for peer in operation["waits_for"]:
-            is_in_it = peer in first and first[peer].get("number") == operation.get("number")
+            is_in_it = peer in first and first[peer]["name"] == operation["name"]
             if not is_in_it or "number" not in operation:
                 waits.setdefault(peer, []).append(rank)
         number = operation.get("number", 0)
         for peer, state in group.ranks.items():
-            has_begun = state.get("busy") or state["collectives"] >= number
-            if not has_begun and rank not in waits.get(peer, ()):
+            if state["collectives"] < number and rank not in waits.get(peer, ()):
                 waits.setdefault(peer, []).append(rank)
     words = {}
     for peer, waiting in sorted(waits.items(), key=lambda item: (-len(item[1]), item[0])):
@@ -164,32 +169,32 @@ def blamed(group: Group, silent: Iterable[Process]) -> dict[int, str]:
         operation = first[longest]
         count = f"{len(waiting)} ranks wait" if len(waiting) > 1 else f"rank {longest} waits"
         words[peer] = (
-            f"{group.number(peer)} {_doing(group, peer, silent)}; {count} for it in "
+            f"{group.number(peer)} {_doing(group, peer, found)}; {count} for it in "
             f"{operation['name']}, for {operation['seconds']:.1f} s"
         )
     return words
 
 
 def _is_in(state: dict[str, Any]) -> bool:
-    return bool(state.get("operations"))
+    return bool(state["operations"])
 
 
-def _doing(group: Group, rank: int, silent: Iterable[Process]) -> str:
+def _doing(group: Group, rank: int, found: Iterable[Process]) -> str:
     state = group.ranks.get(rank)
     label = group.members[rank]["process"]
     if state is None:
         hosts = {process.answer["host"] for process in group.processes.values() if process.answer}
         place = LABEL.fullmatch(label)
-        for process in silent:
-            if place and place["host"] in hosts and int(place["pid"]) == process.pid:
+        if place is None or place["host"] not in hosts:
+            return f"({label}) is on another host, where `unisono status` tells more"
+        for process in found:
+            if int(place["pid"]) == process.own_pid:
+                if process.answer:
+                    return f"({label}) has not made this group yet, or has closed it"
                 return f"({label}) is {process.state}: {process.trouble}"
-        if place and place["host"] in hosts:
-            return f"({label}) is no process here that can be asked"
-        return f"({label}) is on another host, where `unisono status` tells more"
+        return f"({label}) is no process here that can be asked"
     if state["failure"]:
         return f"({label}) has failed: {state['failure']}"
-    if state.get("busy"):
-        return f"({label}) is moving data"
     if not state["operations"]:
         last = state["last"] or "it has had none"
         return f"({label}) is in no operation of this group (its last: {last})"
@@ -200,8 +205,6 @@ def _row(group: Group, rank: int) -> str:
     state, process = group.ranks[rank], group.processes[rank]
     if state["failure"]:
         doing = f"has failed: {state['failure']}"
-    elif state.get("busy"):
-        doing = "is moving data"
     elif not state["operations"]:
         doing = f"no operation; the last: {state['last'] or 'none so far'}"
     else:
@@ -232,7 +235,7 @@ def text(found: list[Process], *, stacks: bool = False) -> str:
             idle.append(f"{title}: no operation is under way here")
             continue
         lines.append(title)
-        for rank, line in blamed(group, silent).items():
+        for rank, line in blamed(group, found).items():
             lines.append(f"  {line}")
             if stacks and rank in group.processes:
                 lines += [f"      {line}" for line in _stack(group.processes[rank].pid)]

@@ -56,7 +56,7 @@ left_out=(
   # Its deadline is for a processor that is there.
   a_deadline_before_the_end_of_refusals_is_a_timeout
 )
-# They take a minute each where nothing is optimized, and tell no more than shorter ones beside them.
+# They take longest where nothing is optimized, and tell no more than shorter ones beside them.
 [ "$part" = whole ] ||
   left_out+=(a_hundred_megabytes_arrive what_exceeds_the_cache_arrives float32_narrows_to_the_nearest)
 say "left out: ${left_out[*]}"

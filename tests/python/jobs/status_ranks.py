@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,6 +127,17 @@ def is_asked_by_another_user() -> tuple[bytes, str]:
     heard, _, said = os.read(reader, 4096).partition(b"|")
     comm.barrier()
     return heard, said.decode()
+
+
+def runs_the_command() -> tuple[int, str, list[int]] | None:
+    comm, pids = begin()
+    told = None
+    if comm.rank == 0:
+        command = [sys.executable, "-m", "unisono", "status", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        told = done.returncode, done.stdout, pids
+    comm.barrier()
+    return told
 
 
 def asks_through_torch() -> Told | None:

@@ -67,7 +67,7 @@ def test_a_group_that_has_failed_says_why() -> None:
 def test_another_user_hears_nothing() -> None:
     for heard, said in run(2, "is_asked_by_another_user"):
         assert heard == b""
-        assert said == "it belongs to user root, and answers nobody else"
+        assert said == "it belongs to user root, and answers that user alone"
 
 
 def test_a_job_of_torch_is_asked() -> None:
@@ -85,11 +85,80 @@ def test_stacks_are_py_spys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert _status._stack(7) == ["dump --pid 7", "    load (data.py:3)"]
 
 
-def test_the_command() -> None:
-    command = [sys.executable, "-m", "unisono", "status", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    assert isinstance(json.loads(done.stdout), list)
+def test_the_command_prints_the_answers() -> None:
+    code, output, pids = run(2, "runs_the_command")[0]
+    assert code == 0
+    found = {process["pid"]: process["answer"] for process in json.loads(output)}
+    for rank, pid in enumerate(pids):
+        (group,) = found[pid]["groups"]
+        assert (group["rank"], len(group["ranks"]), found[pid]["pid"]) == (rank, 2, pid)
+
+
+def answer(rank: int, name: str = "", *, number: int = 7, waits_for: list[int] | None = None):
+    """The state of a rank of three in a collective, or in none before the one with `number`."""
+    operation = {"name": name, "number": number, "seconds": 2.0, "waits_for": waits_for or []}
+    return {
+        "id": "ab",
+        "rank": rank,
+        "ranks": [{"global": n, "process": f"host h, pid {10 + n}"} for n in range(3)],
+        "failure": None,
+        "operations": [operation] if name else [],
+        "collectives": number if name else number - 1,
+        "last": None,
+    }
+
+
+def process(rank: int, *states: dict) -> _status.Process:
+    answered = {"host": "h", "groups": list(states)}
+    return _status.Process(10 + rank, 10 + rank, "train", "running", answered)
+
+
+def blamed(*found: _status.Process) -> dict[int, str]:
+    (group,) = _status.groups(found)
+    return _status.blamed(group, found)
+
+
+def test_another_collective_with_the_same_number_is_named() -> None:
+    told = blamed(
+        process(0, answer(0, "all_reduce #7", waits_for=[2])),
+        process(1, answer(1, "all_reduce #7", waits_for=[0])),
+        process(2, answer(2, "all_gather #7", waits_for=[1])),
+    )
+    assert "is in all_gather #7; rank 0 waits for it in all_reduce #7" in told[2]
+    # Rank 0 is where rank 1 is, and rank 2 waits for rank 1 in another operation.
+    assert sorted(told) == [1, 2]
+
+
+def test_ranks_that_come_late_are_named_though_they_are_not_awaited_yet() -> None:
+    told = blamed(
+        process(0, answer(0, "barrier #7", waits_for=[1])),
+        process(1, answer(1)),
+        process(2, answer(2)),
+    )
+    assert sorted(told) == [1, 2]
+    assert all("rank 0 waits for it in barrier #7" in line for line in told.values())
+
+
+def test_a_rank_without_the_group_is_told_from_one_that_is_not_here() -> None:
+    waits = process(0, answer(0, "barrier #7", waits_for=[1]))
+    assert "has not made this group yet, or has closed it" in blamed(waits, process(1))[1]
+    assert "is no process here that can be asked" in blamed(waits)[1]
+    stopped = _status.Process(500, 11, "", "stopped", trouble="no answer")
+    assert "is stopped: no answer" in blamed(waits, stopped)[1]
+    waits.answer["host"] = "elsewhere"
+    assert "is on another host" in blamed(waits)[1]
+
+
+def test_a_command_of_another_user_moves_no_cursor() -> None:
+    program = "print('there', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "\x1b[2J"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        # From then on the command line is its own.
+        assert other.stdout.readline() == b"there\n"
+        command = _status._command(other.pid)
+        other.communicate(b"\n")
+    assert command.endswith(f"{program} ?[2J")
 
 
 def test_without_jobs_there_is_a_sentence(

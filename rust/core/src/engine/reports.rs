@@ -52,7 +52,7 @@ impl Recorder {
 
     fn push(&mut self, record: Record) {
         if self.operations.len() < self.capacity {
-            self.operations.push(record);
+            self.fill(record);
         } else if let Some(oldest) = self.operations.get_mut(self.oldest) {
             *oldest = record;
             self.oldest += 1;
@@ -60,6 +60,13 @@ impl Recorder {
                 self.oldest = 0;
             }
         }
+    }
+
+    /// Apart, so that the registers which growth needs are not saved in every call.
+    #[cold]
+    #[inline(never)]
+    fn fill(&mut self, record: Record) {
+        self.operations.push(record);
     }
 
     /// Every record, the oldest first.
@@ -84,32 +91,23 @@ impl Recorder {
 
     /// One line per operation, oldest first, at the time `now`.
     pub(crate) fn lines(&self, now: Instant) -> Vec<String> {
-        self.in_order().map(|record| record.line(now)).collect()
-    }
-
-    /// The line of the newest.
-    pub(crate) fn last_line(&self, now: Instant) -> Option<String> {
-        self.in_order().next_back().map(|record| record.line(now))
-    }
-}
-
-impl Record {
-    fn line(&self, now: Instant) -> String {
-        let Some(work) = &self.work else {
-            let name = self
-                .fingerprint
-                .map_or_else(String::new, |print| print.name());
-            return format!("{name} completed at once");
-        };
-        let age = now.saturating_duration_since(work.started).as_secs_f64();
-        let state = match (work.result(), work.duration()) {
-            (Some(Ok(())), Some(took)) => {
-                format!("completed in {:.3} ms", took.as_secs_f64() * 1e3)
-            }
-            (Some(Err(error)), _) => format!("failed: {}", error.message),
-            _ => "under way".to_owned(),
-        };
-        format!("{} started {age:.3} s ago, {state}", work.name())
+        self.in_order()
+            .map(|Record { fingerprint, work }| {
+                let Some(work) = work else {
+                    let name = fingerprint.map_or_else(String::new, |print| print.name());
+                    return format!("{name} completed at once");
+                };
+                let age = now.saturating_duration_since(work.started).as_secs_f64();
+                let state = match (work.result(), work.duration()) {
+                    (Some(Ok(())), Some(took)) => {
+                        format!("completed in {:.3} ms", took.as_secs_f64() * 1e3)
+                    }
+                    (Some(Err(error)), _) => format!("failed: {}", error.message),
+                    _ => "under way".to_owned(),
+                };
+                format!("{} started {age:.3} s ago, {state}", work.name())
+            })
+            .collect()
     }
 }
 

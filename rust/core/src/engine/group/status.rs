@@ -1,8 +1,6 @@
-//! The state of a group, for somebody who asks while it runs or hangs (`unisono status`).
+//! The state of a group while it runs or hangs, for `unisono status`.
 
-use std::collections::BTreeSet;
-use std::thread;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -10,19 +8,15 @@ use crate::engine::group::step::visit_waits;
 use crate::engine::message::matching::UnderWay;
 use crate::engine::state::{Core, Group};
 use crate::engine::work::WorkState;
-use crate::locks::MutexGuard;
 use crate::transport::keys::Hex;
 use crate::types::Rank;
-
-/// How long a thread that moves data may keep the group's lock before its state is left out of the answer.
-const PATIENCE: Duration = Duration::from_millis(50);
-const LOOK: Duration = Duration::from_millis(1);
 
 impl Group {
     /// The group as this rank sees it: its members, the operations under way with the ranks that each waits for, the last
     /// operation, and the error of a group that has failed. Ranks are numbers in the group.
     ///
-    /// Nothing is sent and nothing moves. While another thread moves data for long, the operations are left out (`busy`).
+    /// Nothing is sent and nothing moves. It waits for the group's lock, which a thread that drives the group keeps for a step
+    /// at most.
     pub(crate) fn status(&self) -> Value {
         let members = self.membership.members.iter();
         let ranks: Vec<_> = members
@@ -34,13 +28,7 @@ impl Group {
             "ranks": ranks,
             "failure": self.error().map(|error| error.to_string()),
         });
-        let core = match self.core_within(PATIENCE) {
-            Some(core) => core,
-            None => {
-                status["busy"] = true.into();
-                return status;
-            }
-        };
+        let core = self.core.lock();
         let mut operations = self.collectives(&core);
         let messages = core.matching.under_way();
         operations.extend(messages.map(|UnderWay { work, peer, bytes }| {
@@ -55,27 +43,23 @@ impl Group {
         }
         status["operations"] = operations.into();
         status["collectives"] = core.sequence.into();
-        status["last"] = core.recorder.last_line(self.clock.now()).into();
+        status["last"] = core.recorder.lines(self.clock.now()).pop().into();
         status
     }
 
     /// The collectives under way, each with the ranks that it waits for now.
     fn collectives(&self, core: &Core) -> Vec<Value> {
-        let mut waits: Vec<(u64, BTreeSet<Rank>)> = Vec::new();
+        let mut waits: BTreeMap<u64, BTreeSet<Rank>> = BTreeMap::new();
         visit_waits(core, |operation, waiting| {
-            let sequence = operation.work.sequence;
-            match waits.last_mut().filter(|(of, _)| *of == sequence) {
-                Some((_, peers)) => drop(peers.insert(waiting.peer)),
-                None => waits.push((sequence, BTreeSet::from([waiting.peer]))),
-            }
+            let peers = waits.entry(operation.work.sequence).or_default();
+            peers.insert(waiting.peer);
         });
         let operations = core.operations.iter();
         let describe = operations.map(|operation| {
-            let mut found = waits.iter();
-            let peers = found.find(|(of, _)| *of == operation.work.sequence);
+            let number = operation.work.sequence;
             let mut described = self.operation(&operation.work);
-            described["number"] = operation.work.sequence.into();
-            described["waits_for"] = peers.map_or_else(|| json!([]), |(_, peers)| json!(peers));
+            described["number"] = number.into();
+            described["waits_for"] = json!(waits.remove(&number).unwrap_or_default());
             described
         });
         describe.collect()
@@ -84,16 +68,6 @@ impl Group {
     fn operation(&self, work: &WorkState) -> Value {
         let age = self.clock.now().saturating_duration_since(work.started);
         json!({"name": work.name(), "seconds": age.as_secs_f64()})
-    }
-
-    fn core_within(&self, patience: Duration) -> Option<MutexGuard<'_, Core>> {
-        for _ in 0..patience.as_micros() / LOOK.as_micros() {
-            if let Some(core) = self.core.try_lock() {
-                return Some(core);
-            }
-            thread::sleep(LOOK);
-        }
-        self.core.try_lock()
     }
 }
 
@@ -140,13 +114,5 @@ mod tests {
         group.abort("enough");
         let failure = group.status()["failure"].clone();
         assert!(failure.as_str().unwrap().contains("enough"), "{failure}");
-    }
-
-    #[test]
-    fn a_group_that_is_being_driven_says_so() {
-        let ranks = Communicator::local(1, &Config::default()).unwrap();
-        let group = ranks[0].group();
-        let _driven = group.core.lock();
-        assert_eq!(group.status()["busy"], true);
     }
 }

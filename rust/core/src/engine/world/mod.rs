@@ -241,8 +241,10 @@ impl World {
             return;
         };
         for seat in 0..self.players.len() {
+            if self.players[seat].process != process {
+                continue;
+            }
             match fault {
-                _ if self.players[seat].process != process => {}
                 Fault::Death { loses, .. } => self.kill(seat, loses),
                 Fault::Dark { .. } => self.fabric.darken(seat),
                 Fault::Pause { at, lasts, .. } => {
