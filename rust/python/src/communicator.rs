@@ -24,6 +24,9 @@ pub(crate) const ANY_SOURCE: i64 = -1;
 /// How long the interpreter's end waits for what is under way on devices.
 const FAREWELL: Duration = Duration::from_secs(3);
 
+/// How long `shrink` waits for ranks that live: as long as any can be waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// The communicators of this process that are not closed, to be closed when the interpreter ends.
 static OPEN: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::default);
 
@@ -214,7 +217,8 @@ fn identify(
     launcher::detect_from(&lookup, std::os::unix::process::parent_id())
 }
 
-/// A group of ranks that communicate; `init` makes one, `split` divides one.
+/// A group of ranks that communicate; `init` makes one, `split` divides one, `shrink` goes on without
+/// ranks that are gone.
 ///
 /// All ranks of a group call the same collectives in the same order. Sends and receives are matched
 /// by rank and tag instead. Several threads may use a communicator at once, as long as the order of
@@ -364,6 +368,77 @@ impl Communicator {
         };
         let part = elsewhere(py, split, || self.core().abort("interrupted in split"))?;
         Ok(part.map(|shared| Self { shared }))
+    }
+
+    /// Make a communicator of the ranks that are left. All of them call it, after an error as a rule.
+    ///
+    /// It needs neither the store nor rank 0. The ranks agree on who they are, also when further ranks
+    /// end meanwhile: on each that returns the result is the same. A rank whose process has ended is
+    /// left out. This communicator stays as it is; close it when nothing needs it.
+    ///
+    /// Parameters
+    /// ----------
+    /// exclude : sequence of int, optional
+    ///     Ranks that are left out although they live. They do not call it.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds to wait for ranks that live, 30 at most. Without it, 30.
+    ///
+    /// Returns
+    /// -------
+    /// Communicator
+    ///     The group of the ranks that are left, in their order. Its `former_ranks` are the numbers that
+    ///     they had here; up to its `former_ended` the collectives have ended on all of them.
+    ///
+    /// Raises
+    /// ------
+    /// TimeoutError
+    ///     A rank that lives has not called it; names such ranks. It may be called again.
+    /// PeerLostError
+    ///     The ranks that can be reached are a minority, and those that cannot may live.
+    /// AbortedError
+    ///     The others go on without this rank.
+    ///
+    /// Examples
+    /// --------
+    /// >>> try:
+    /// ...     comm.all_reduce(gradients)
+    /// ... except unisono.Error:
+    /// ...     comm = comm.shrink()
+    #[pyo3(signature = (exclude=Vec::new(), timeout=None))]
+    fn shrink(
+        &self,
+        py: Python<'_>,
+        exclude: Vec<i64>,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Self> {
+        let excluded = exclude
+            .into_iter()
+            .map(|rank| self.check_rank(py, "shrink", "exclude", rank))
+            .collect::<PyResult<Vec<_>>>()?;
+        let patience = timeout.map_or(PATIENCE, |Seconds(limit)| limit);
+        let shared = Arc::clone(&self.shared);
+        let shrink = move || Ok(Shared::register(shared.comm.shrink(&excluded, patience)?, None));
+        let interrupt = || self.core().abort("interrupted in shrink");
+        elsewhere(py, shrink, interrupt).map(|shared| Self { shared })
+    }
+
+    /// Of a communicator that `shrink` made: the number that each of its ranks had before; else None.
+    #[getter]
+    fn former_ranks(&self) -> Option<Vec<usize>> {
+        self.core().former_ranks().map(<[usize]>::to_vec)
+    }
+
+    /// Of a communicator that `shrink` made: up to this number, counted from 1, the collectives of the
+    /// communicator before had ended on all of its ranks; else None.
+    #[getter]
+    fn former_ended(&self) -> Option<u64> {
+        self.core().former_ended()
+    }
+
+    /// Up to this number, counted from 1, the collectives have ended here. It stays after a failure.
+    #[getter]
+    fn ended(&self) -> u64 {
+        self.core().ended()
     }
 
     /// Wait until every rank has called it; a failure names every rank that is missing.

@@ -2,11 +2,13 @@
 
 mod int8;
 mod messages;
+mod shrink;
 mod work;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::shrink::{Former, Shrinking};
 pub use self::work::Work;
 use crate::config::Config;
 use crate::device::{self, Devices};
@@ -15,6 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::fence::{self, contained};
 use crate::fork::Own;
 use crate::heap;
+use crate::locks::Mutex;
 #[cfg(any(test, fuzzing))]
 use crate::plan::cost::Rounded;
 use crate::rendezvous::store::Store;
@@ -33,6 +36,9 @@ pub struct Communicator {
     group: Own<Arc<Group>>,
     devices: Own<Devices>,
     levels: Own<int8::Levels>,
+    /// The agreement of the ranks that are left, once it has been called for.
+    shrinking: Own<Mutex<Option<Arc<Shrinking>>>>,
+    former: Option<Former>,
 }
 
 impl Communicator {
@@ -104,6 +110,8 @@ impl Communicator {
         Self {
             devices: Own::new(Devices::new(&group)),
             levels: Own::new(int8::Levels::default()),
+            shrinking: Own::new(Mutex::new(None)),
+            former: None,
             group: Own::new(group),
         }
     }
@@ -313,6 +321,7 @@ impl Communicator {
 
     /// Ends every operation on every rank with an error that gives `reason`.
     pub fn abort(&self, reason: &str) {
+        self.leave_agreement();
         self.devices.abort(reason);
         self.levels.each().for_each(|level| level.abort(reason));
         self.group.abort(reason);
@@ -333,10 +342,19 @@ impl Communicator {
     /// Leaves the group in good order: operations still under way here fail, data already sent stays readable for
     /// the others. Idempotent.
     pub fn close(&self) {
+        self.leave_agreement();
         self.devices.close();
         self.levels.each().for_each(Self::close);
         self.group.close();
         self.levels.each().for_each(Self::close);
+    }
+
+    fn leave_agreement(&self) {
+        if self.shrinking.is_here()
+            && let Some(shrinking) = self.shrinking.lock().clone()
+        {
+            shrinking.leave();
+        }
     }
 
     /// The latest operations of this rank, one line per operation, oldest first: for reports.

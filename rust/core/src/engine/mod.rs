@@ -22,6 +22,7 @@
 //!   read), `pair_counts` (exchanges between two ranks alone), and `shared/` (windows, the reduction in place, and the
 //!   agreement on them).
 //! - `message/`: `frame`, `matching` (sends and receives, posted and unexpected).
+//! - `membership/`: the agreement of the ranks that are left of a group.
 //! - `drive/`: who moves a group: callers that wait, the progress thread, completions; and how they wait.
 //! - `members`: the ranks of a group, as errors name them. `links`: the links of a group, opened when first used. `calibrate`:
 //!   the costs of this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
@@ -38,6 +39,7 @@ mod group;
 mod links;
 mod mailbox;
 mod members;
+pub(crate) mod membership;
 mod message;
 mod reports;
 mod state;

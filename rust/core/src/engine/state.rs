@@ -204,6 +204,8 @@ pub(crate) struct Core {
     /// How the leader waits.
     pub(crate) backoff: Backoff,
     pub(crate) sequence: u64,
+    /// How many had ended when the group failed.
+    pub(crate) ended_before_failure: Option<u64>,
     pub(crate) messages: u64,
     pub(crate) plans: PlanStore,
     /// Executions that have ended, the oldest first.
@@ -280,6 +282,7 @@ impl Group {
             next_question: None,
             backoff: Backoff::new(neighbours, cores, spin),
             sequence: 0,
+            ended_before_failure: None,
             messages: 0,
             plans: PlanStore::default(),
             spare_executions: Vec::new(),
@@ -379,6 +382,15 @@ impl Group {
         }
     }
 
+    /// Refuses work on a group that is closed, or inherited by a fork. It may have failed.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        self.home.check()?;
+        match self.closed.load(Ordering::Acquire) {
+            true => Err(Error::invalid("this communicator has been closed")),
+            false => Ok(()),
+        }
+    }
+
     #[cold]
     fn refuse(&self) -> Result<()> {
         self.home.check()?;
@@ -386,12 +398,13 @@ impl Group {
             let mut error = first.clone();
             error.operation = None;
             error.message = format!(
-                "this communicator is dead since an earlier failure: {}; destroy it and make a new one",
+                "this communicator is dead since an earlier failure: {}; shrink it to go on with the ranks that are left, \
+                 or destroy it and make a new one",
                 error.message
             );
             return Err(error);
         }
-        Err(Error::invalid("this communicator has been closed"))
+        self.check_open()
     }
 
     /// Posts mail for the thread that steps the group next. Must not be called under the group's lock.
@@ -432,6 +445,13 @@ impl Core {
     /// Whether there is anything to move.
     pub(crate) fn is_busy(&self) -> bool {
         !self.operations.is_empty() || self.matching.is_busy()
+    }
+
+    /// The collectives up to this number have ended here.
+    pub(crate) fn ended(&self) -> u64 {
+        let first = self.operations.first();
+        let before = first.map_or(self.sequence, |operation| operation.work.sequence - 1);
+        self.ended_before_failure.unwrap_or(before)
     }
 
     /// Whether a collective under way takes long enough to wake a thread for it.

@@ -123,6 +123,7 @@ impl Group {
         ended.map_err(|error| {
             let error = error.with_operation(run.name());
             let error = self.explained(core, error);
+            core.ended_before_failure = Some(run.fingerprint().sequence - 1);
             self.fail(core, error.clone());
             error
         })

@@ -220,8 +220,6 @@ impl Group {
     /// The group of some of this group's ranks, in the order of `ranks`; `None` where this rank is not among them.
     /// Nothing is sent: its members know of each other what there is to know.
     pub(crate) fn subgroup(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Arc<Self>>> {
-        // In this order: an open group has it.
-        let endpoint = self.membership.endpoint();
         self.check_alive()?;
         let mut known = HashSet::new();
         for rank in ranks {
@@ -232,6 +230,14 @@ impl Group {
                 )));
             }
         }
+        self.part(ranks, label)
+    }
+
+    /// The same of a group that may have failed, with ranks that exist.
+    pub(crate) fn part(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Arc<Self>>> {
+        // In this order: an open group has it.
+        let endpoint = self.membership.endpoint();
+        self.check_open()?;
         let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else {
             return Ok(None);
         };

@@ -39,6 +39,7 @@ impl Group {
         for (_, _, open) in core.links.iter_open() {
             let _ = contained(|| open.link.as_neighbour(|peer| peer.await_writer(until)));
         }
+        core.ended_before_failure = Some(core.ended());
         // Each operation's error names the operation itself.
         let each = Error {
             operation: None,

@@ -29,7 +29,7 @@ mod judge;
 mod making;
 mod player;
 mod program;
-mod random;
+pub(in crate::engine) mod random;
 mod scenario;
 mod tests;
 

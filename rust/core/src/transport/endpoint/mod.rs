@@ -31,6 +31,7 @@ mod listen;
 mod membership;
 mod outside;
 mod parked;
+mod presence;
 mod rate;
 mod requests;
 mod shared;
@@ -60,6 +61,7 @@ pub(crate) use self::interface::hint;
 pub use self::listen::{EndpointOptions, own_address};
 pub use self::membership::{Gate, Verdict};
 pub use self::outside::Seat;
+pub use self::presence::Presence;
 #[cfg(any(test, fuzzing))]
 pub(in crate::transport) use self::requests::Message;
 pub use self::turns::Turn;
@@ -184,6 +186,11 @@ impl Endpoint {
         others: impl Iterator<Item = &'a Address>,
     ) -> Option<(Duration, SocketAddr)> {
         distance::farthest(&self.shared.address, others)
+    }
+
+    /// Whether the process that published this address still has it. Takes a second at most.
+    pub fn presence(&self, address: &Address) -> Presence {
+        presence::presence(&self.shared, address)
     }
 
     /// The bytes a second that one connection carries from here to the endpoint with this address; `None` where it does not

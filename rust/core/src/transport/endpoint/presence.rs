@@ -1,0 +1,48 @@
+//! Whether a process that was met before is still there.
+
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use super::address::Address;
+use super::shared::Shared;
+use super::wire::{Cut, Patience};
+
+/// How long an address may take to answer.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What is known of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It listens.
+    There,
+    /// Its host answers that nothing listens at any of its addresses.
+    Gone,
+    /// An address does not answer.
+    Unknown,
+}
+
+/// Connects to each address until one listens, and says nothing: the kernel of the other host answers by itself, also for a
+/// process that is stopped.
+pub(super) fn presence(shared: &Shared, address: &Address) -> Presence {
+    let never = AtomicBool::new(false);
+    let patience = || Patience {
+        deadline: Instant::now() + PATIENCE,
+        called_off: [&never, &shared.stopping],
+        turn: None,
+    };
+    let mut presence = Presence::Gone;
+    let mut note = |connected: Result<(), Cut>| match connected {
+        Ok(()) => presence = Presence::There,
+        Err(Cut::Refused) => {}
+        Err(_) if presence == Presence::Gone => presence = Presence::Unknown,
+        Err(_) => {}
+    };
+    let is_near = shared.address.host.is_same_machine(&address.host);
+    if is_near && !address.unix_name.is_empty() {
+        note(patience().connect_unix(&address.unix_name).map(drop));
+    }
+    for place in address.towards(&shared.address) {
+        note(patience().connect_tcp(place, (None, None)).map(drop));
+    }
+    presence
+}
