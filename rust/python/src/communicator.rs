@@ -24,9 +24,6 @@ pub(crate) const ANY_SOURCE: i64 = -1;
 /// How long the interpreter's end waits for what is under way on devices.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// How long `shrink` waits for ranks that live: as long as any can be waited for.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// The communicators of this process that are not closed, to be closed when the interpreter ends.
 static OPEN: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::default);
 
@@ -381,7 +378,7 @@ impl Communicator {
     /// exclude : sequence of int, optional
     ///     Ranks that are left out although they live. They do not call it.
     /// timeout : float or datetime.timedelta, optional
-    ///     How many seconds to wait for ranks that live, 30 at most. Without it, 30.
+    ///     How many seconds to wait for ranks that live. Without it, as long as joining may take.
     ///
     /// Returns
     /// -------
@@ -392,11 +389,12 @@ impl Communicator {
     /// Raises
     /// ------
     /// TimeoutError
-    ///     A rank that lives has not called it; names such ranks. It may be called again.
+    ///     A rank that lives has not called it; names such ranks. Called again, also with other ranks
+    ///     left out, it goes on from there.
     /// PeerLostError
     ///     The ranks that can be reached are a minority, and those that cannot may live.
     /// AbortedError
-    ///     The others go on without this rank.
+    ///     The others go on without this rank, or one of them was interrupted or closed its communicator.
     ///
     /// Examples
     /// --------
@@ -415,7 +413,8 @@ impl Communicator {
             .into_iter()
             .map(|rank| self.check_rank(py, "shrink", "exclude", rank))
             .collect::<PyResult<Vec<_>>>()?;
-        let patience = timeout.map_or(PATIENCE, |Seconds(limit)| limit);
+        let usual = self.core().config().join_timeout.duration();
+        let patience = timeout.map_or(usual, |Seconds(limit)| limit);
         let shared = Arc::clone(&self.shared);
         let shrink = move || Ok(Shared::register(shared.comm.shrink(&excluded, patience)?, None));
         let interrupt = || self.core().abort("interrupted in shrink");

@@ -1,8 +1,9 @@
 //! A communicator of the ranks that are left: they agree on who they are, and form a group.
 //!
 //! The [`Agreement`] decides; this carries its messages. Each goes over a group of the two ranks alone, which fails when one of
-//! them is gone and at no other time, and which shares nothing with the group that has failed. A message that comes is handled
-//! by the thread that tells of completions, so a rank goes on answering the others when its own call has returned.
+//! them is gone or the link between them breaks, and which shares nothing with the group that has failed. Between ranks that
+//! live another one takes its place. A message that comes is handled by the thread that tells of completions, so a rank goes on
+//! answering the others when its own call has returned.
 
 use std::cell::UnsafeCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,8 @@ use crate::types::{DataType, Rank};
 const PAIR: &[u8] = b"shrink, two ranks";
 /// The label of the group of all that are left.
 const LEFT: &[u8] = b"shrunk";
+/// How long a rank that leaves waits until the others have heard what was decided.
+const HEARD_WITHIN: Duration = Duration::from_secs(5);
 /// The tag of all messages.
 const TAG: u64 = 0;
 
@@ -47,11 +50,24 @@ pub(super) struct Shrinking {
 
 struct State {
     agreement: Agreement,
-    pairs: BTreeMap<Rank, Arc<Group>>,
-    /// The failures of groups of two.
+    pairs: BTreeMap<Rank, Pair>,
+    /// The last failure of each group of two.
     failures: BTreeMap<Rank, Error>,
     /// This rank takes part no more.
     has_left: bool,
+    /// A call has made the communicator of those that are left.
+    has_gone_on: bool,
+}
+
+/// The way to one rank.
+#[derive(Default)]
+struct Pair {
+    /// `None` between two of them.
+    group: Option<Arc<Group>>,
+    /// How many there have been: both ranks count alike, since each ends for both.
+    number: u32,
+    /// All that was sent over them.
+    sent: Vec<Message>,
 }
 
 impl fmt::Debug for Shrinking {
@@ -97,6 +113,7 @@ impl Shrinking {
                 pairs: BTreeMap::new(),
                 failures: BTreeMap::new(),
                 has_left: false,
+                has_gone_on: false,
             }),
             changed: Condvar::new(),
         });
@@ -116,20 +133,27 @@ impl Shrinking {
         for action in actions {
             match action {
                 Action::Open(peer) => self.open(state, peer),
-                Action::Send(to, message) => self.send(state, to, &message),
+                Action::Send(to, message) => self.send(state, to, message),
             }
         }
     }
 
+    /// Opens the next group with `peer`, and sends again all that was sent over those before.
     fn open(self: &Arc<Self>, state: &mut State, peer: Rank) {
         let own = self.group.rank();
         let ranks = [own.min(peer), own.max(peer)];
-        let made = self.group.part(&ranks, PAIR);
-        let made = made.and_then(|pair| pair.ok_or_else(|| Error::internal("not of this pair")));
-        let opened = made.and_then(|pair| {
-            pair.set_timeout(Duration::ZERO);
-            state.pairs.insert(peer, Arc::clone(&pair));
-            self.receive(&pair, peer)
+        let pair = state.pairs.entry(peer).or_default();
+        pair.number += 1;
+        let label = [PAIR, &pair.number.to_le_bytes()].concat();
+        let made = self.group.part(&ranks, &label);
+        let made = made.and_then(|group| group.ok_or_else(|| Error::internal("not of this pair")));
+        let opened = made.and_then(|group| {
+            group.set_timeout(Duration::ZERO);
+            pair.group = Some(Arc::clone(&group));
+            for message in &pair.sent {
+                self.post(&group, peer, message);
+            }
+            self.receive(&group, peer)
         });
         if let Err(error) = opened {
             // As if it had been opened and had failed: the agreement hears of it later.
@@ -139,10 +163,16 @@ impl Shrinking {
         }
     }
 
-    fn send(&self, state: &State, to: Rank, message: &Message) {
-        let Some(pair) = state.pairs.get(&to) else {
-            return;
-        };
+    fn send(&self, state: &mut State, to: Rank, message: Message) {
+        if let Some(pair) = state.pairs.get_mut(&to) {
+            if let Some(group) = &pair.group {
+                self.post(group, to, &message);
+            }
+            pair.sent.push(message);
+        }
+    }
+
+    fn post(&self, pair: &Group, to: Rank, message: &Message) {
         let (bytes, memory) = Bytes::lend(message.to_bytes(self.group.world()));
         let options = PointToPoint {
             completion: Some(Box::new(move |_| drop(bytes))),
@@ -177,41 +207,55 @@ impl Shrinking {
             return self.failed(peer, Error::new(Code::Untrusted, what));
         };
         self.handle(peer, Event::Message(message));
-        if let Err(error) = self.receive(pair, peer)
-            && !self.state.lock().has_left
-        {
+        let is_needed = self.state.lock().pairs.contains_key(&peer);
+        if is_needed && let Err(error) = self.receive(pair, peer) {
             self.failed(peer, error);
         }
     }
 
     /// The group with `peer` has failed.
     fn failed(self: &Arc<Self>, peer: Rank, error: Error) {
+        let mut state = self.state.lock();
+        let Some(pair) = state.pairs.get_mut(&peer) else {
+            return;
+        };
+        let failed = pair.group.take();
+        let is_over = state.agreement.is_over();
+        state.failures.insert(peer, error);
+        drop(state);
+        if let Some(group) = failed {
+            group.close();
+        }
+        if is_over {
+            return self.handle(peer, Event::Lost(Loss::Absent));
+        }
         let endpoint = self.group.membership.endpoint();
         let address = self.group.membership.members[peer].address.as_ref();
         let presence = match (endpoint, address) {
             (Some(endpoint), Some(address)) => endpoint.presence(address),
-            // Inside a process ranks live as long as it does.
-            _ => Presence::There,
+            // Inside a process ranks live as long as it does, and no link breaks.
+            _ => return self.handle(peer, Event::Lost(Loss::Absent)),
         };
-        tracing::debug!(peer, ?presence, %error, "lost amid an agreement");
-        self.state.lock().failures.insert(peer, error);
-        self.handle(
-            peer,
-            Event::Lost(match presence {
-                Presence::There => Loss::Absent,
-                Presence::Gone => Loss::Ended,
-                Presence::Unknown => Loss::Cut,
-            }),
-        );
+        let loss = match presence {
+            Presence::Gone => Loss::Ended,
+            Presence::Unknown => Loss::Cut,
+            Presence::There => {
+                let mut state = self.state.lock();
+                if !state.has_left && !state.agreement.is_over() {
+                    self.open(&mut state, peer);
+                }
+                return;
+            }
+        };
+        self.handle(peer, Event::Lost(loss));
     }
 
     fn handle(self: &Arc<Self>, peer: Rank, event: Event) {
         let is_lost = matches!(event, Event::Lost(_));
         let mut state = self.state.lock();
-        let had_ended = state.agreement.outcome().is_some();
         let actions = state.agreement.handle(peer, event);
         self.act(&mut state, actions);
-        if !had_ended && state.agreement.outcome().is_some() {
+        if state.agreement.outcome().is_some() {
             self.changed.notify_all();
         }
         // A leader sends the last message, and its pairs go when the others have gone.
@@ -223,7 +267,7 @@ impl Shrinking {
             _ => Vec::new(),
         };
         drop(state);
-        unneeded.iter().for_each(|pair| pair.close());
+        close(unneeded);
     }
 
     /// Waits for the outcome.
@@ -250,21 +294,41 @@ impl Shrinking {
         }
     }
 
-    /// Takes part no more.
-    pub(super) fn leave(&self) {
+    fn exclude(self: &Arc<Self>, ranks: BTreeSet<Rank>) {
         let mut state = self.state.lock();
+        let actions = state.agreement.exclude(ranks);
+        self.act(&mut state, actions);
+    }
+
+    /// Whether this is the first call to go on.
+    fn is_first(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().has_gone_on, true)
+    }
+
+    /// Takes part no more. Where it is decided, waits until the others have heard it, for a while.
+    pub(super) fn leave(&self) {
+        let until = Instant::now() + HEARD_WITHIN;
+        let mut state = self.state.lock();
+        while state.agreement.outcome().is_some() && !state.agreement.is_over() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
         if state.has_left {
             return;
         }
         state.has_left = true;
-        if state.agreement.outcome().is_none() {
-            let peers = state.pairs.keys();
-            peers.for_each(|peer| self.send(&state, *peer, &Message::Leave));
+        for action in state.agreement.leave() {
+            if let Action::Send(to, message) = action {
+                self.send(&mut state, to, message);
+            }
         }
         let pairs = std::mem::take(&mut state.pairs);
         drop(state);
         self.changed.notify_all();
-        pairs.values().for_each(|pair| pair.close());
+        close(pairs.into_values());
     }
 
     /// These ranks by their names.
@@ -292,9 +356,9 @@ impl Shrinking {
                  not go on by themselves, since the others may",
             ),
             Refusal::Absent(ranks) => (
-                Code::Timeout,
+                Code::Aborted,
                 ranks,
-                "did not call shrink, though the process runs: call it again when they do, or exclude them",
+                "took part no more, though the process runs: exclude such a rank, if it does not call shrink again",
             ),
         };
         let mut text = format!("shrink: {} {what}", self.names(ranks));
@@ -305,6 +369,11 @@ impl Shrinking {
         }
         about(Error::new(code, text), ranks)
     }
+}
+
+fn close(pairs: impl IntoIterator<Item = Pair>) {
+    let groups = pairs.into_iter().filter_map(|pair| pair.group);
+    groups.for_each(|group| group.close());
 }
 
 /// The error, with the first of these ranks for a culprit.
@@ -321,13 +390,14 @@ impl Communicator {
     /// neither the store nor rank 0, and ranks may go while it is under way.
     ///
     /// The ranks agree on the result: each that returns has the same. A rank whose process has ended is left out. One that
-    /// runs and does not call this within `patience`, and within 30 s in any case, fails the call on all, which may then be
-    /// made again. Ranks that cannot be reached, and may live, are left out by a majority alone (of half the ranks, the half
-    /// with the lowest). This communicator stays as it is: close it when it is not needed any more.
+    /// runs is waited for, for as long as `patience`; after that the call may be made again, with other ranks excluded, and goes
+    /// on from there. Ranks that cannot be reached, and may live, are left out by a majority alone (of half the ranks, the
+    /// half with the lowest). This communicator stays as it is: close it when it is not needed any more.
     ///
     /// # Errors
     /// `InvalidArgument` where this rank is excluded, or a rank is out of range, or this has succeeded before; `Timeout` naming
-    /// the ranks that did not call it; `PeerLost` in a minority; `Aborted` where the others go on without this rank.
+    /// ranks that did not call it; `PeerLost` in a minority; `Aborted` where the others go on without this rank, or one of
+    /// them has closed the communicator or was interrupted.
     pub fn shrink(&self, excluded: &[Rank], patience: Duration) -> Result<Self> {
         self.group.check_open()?;
         for rank in excluded {
@@ -341,16 +411,19 @@ impl Communicator {
         }
         let shrinking = {
             let mut kept = self.shrinking.lock();
-            if kept.is_some() {
-                return Err(Error::invalid(
-                    "this communicator has been shrunk, or is being shrunk by another thread",
-                ));
+            match &*kept {
+                Some(begun) => {
+                    begun.exclude(excluded);
+                    Arc::clone(begun)
+                }
+                None => kept
+                    .insert(Shrinking::begin(&self.group, excluded))
+                    .clone(),
             }
-            let begun = Shrinking::begin(&self.group, excluded);
-            kept.insert(begun).clone()
         };
-        let ended = shrinking.wait(patience).and_then(|outcome| match outcome {
-            Outcome::Decided(decision) => self.go_on(&decision),
+        match shrinking.wait(patience)? {
+            Outcome::Decided(decision) if shrinking.is_first() => self.go_on(&decision),
+            Outcome::Decided(_) => Err(Error::invalid("this communicator has been shrunk")),
             Outcome::LeftOut(decision) => Err(Error::new(
                 Code::Aborted,
                 format!(
@@ -359,12 +432,7 @@ impl Communicator {
                 ),
             )),
             Outcome::Refused(refusal) => Err(shrinking.refused(&refusal)),
-        });
-        if ended.is_err() {
-            shrinking.leave();
-            *self.shrinking.lock() = None;
         }
-        ended
     }
 
     fn go_on(&self, decision: &Decision) -> Result<Self> {

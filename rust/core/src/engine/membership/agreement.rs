@@ -23,8 +23,11 @@
 //! because all that live accept before anything is decided; so nothing else ever is, and a rank that has died since may be part
 //! of the decision. Ranks that have gone on answer until it is over: a rank that has not heard the decision keeps all of them.
 //!
+//! A link that breaks between two ranks that live is opened again, and both send once more all that they had sent: to hear a
+//! message twice changes nothing.
+//!
 //! A rank is lost in one of three ways ([`Loss`]). Its process has ended: it is left out. Its process lives and does not take
-//! part: nothing is decided, since it may do so later. It cannot be reached, and may live: then the ranks that take part must be
+//! part any more: nothing is decided. It cannot be reached, and may live: then the ranks that take part must be
 //! more than half of the group, or half of it with its lowest rank. So of two parts of a group that cannot reach each other one
 //! goes on at most.
 //!
@@ -43,7 +46,7 @@ pub(crate) enum Loss {
     Ended,
     /// It cannot be reached, and may live.
     Cut,
-    /// It lives, and does not take part.
+    /// It lives, and does not take part any more.
     Absent,
 }
 
@@ -57,7 +60,7 @@ pub(crate) enum Event {
 /// A request to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Open the link to this rank: once for each.
+    /// Open the link to this rank, and keep it open: once for each.
     Open(Rank),
     /// Send this over the link, which is open or on its way.
     Send(Rank, Message),
@@ -157,6 +160,35 @@ impl Agreement {
         std::mem::take(&mut self.actions)
     }
 
+    /// Leaves these ranks out, too, unless something is proposed by now.
+    pub(crate) fn exclude(&mut self, ranks: BTreeSet<Rank>) -> Vec<Action> {
+        self.excluded.extend(ranks);
+        let report = self.report();
+        match self.role {
+            Role::Follows(leader) if self.candidates().any(|rank| rank == leader) => {
+                self.send([leader], &report);
+            }
+            Role::Follows(_) if self.outcome.is_none() => self.take_role(),
+            Role::Leads(_) => self.advance(),
+            _ => {}
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// This rank takes part no more. If it leads, that is the end for all.
+    pub(crate) fn leave(&mut self) -> Vec<Action> {
+        match &self.role {
+            _ if self.is_over => {}
+            Role::Follows(leader) => self.actions.push(Action::Send(*leader, Message::Leave)),
+            Role::Leads(lead) if self.outcome.is_some() => {
+                let told: Vec<Rank> = lead.reports.keys().copied().collect();
+                self.send(told, &Message::Leave);
+            }
+            _ => self.refuse(Refusal::Absent(self.awaited())),
+        }
+        std::mem::take(&mut self.actions)
+    }
+
     /// How it ended, once it has for this rank.
     pub(crate) fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
@@ -236,12 +268,7 @@ impl Agreement {
             Some(&leader) if leader < self.rank => {
                 self.role = Role::Follows(leader);
                 self.actions.push(Action::Open(leader));
-                let report = Message::Report {
-                    excluded: self.excluded.clone(),
-                    ended: self.ended,
-                    accepted: self.accepted.clone(),
-                    is_decided: self.outcome.is_some(),
-                };
+                let report = self.report();
                 self.send([leader], &report);
             }
             _ => {
@@ -254,6 +281,15 @@ impl Agreement {
                     .extend(candidates.into_iter().map(Action::Open));
                 self.advance();
             }
+        }
+    }
+
+    fn report(&self) -> Message {
+        Message::Report {
+            excluded: self.excluded.clone(),
+            ended: self.ended,
+            accepted: self.accepted.clone(),
+            is_decided: self.outcome.is_some(),
         }
     }
 
@@ -324,7 +360,10 @@ impl Agreement {
     fn hear_leader(&mut self, leader: Rank, message: Message) {
         match message {
             Message::Propose(ballot, decision) => {
-                self.accepted = Some((ballot, decision));
+                // An older one is here for the second time.
+                if self.accepted.as_ref().is_none_or(|(last, _)| *last < ballot) {
+                    self.accepted = Some((ballot, decision));
+                }
                 self.send([leader], &Message::Accept(ballot));
             }
             Message::Decide(decision) => {

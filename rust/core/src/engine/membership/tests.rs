@@ -29,6 +29,8 @@ const MARKS: [&str; 10] = [
 #[derive(Default)]
 struct Way {
     messages: VecDeque<Message>,
+    /// All that has been sent, for a link that is opened again.
+    sent: Vec<Message>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +50,8 @@ enum Next {
     Lose(Rank, Rank, Loss),
     Kill(Rank),
     Cut(Rank, Rank),
+    /// The link between these ranks breaks, and is opened again.
+    Break(Rank, Rank),
 }
 
 struct World {
@@ -197,6 +201,10 @@ impl World {
             let (a, b) = (self.random.below(world), self.random.below(world));
             return (a != b).then_some(Next::Cut(a, b));
         }
+        if self.random.once_in(20) {
+            let (a, b) = (self.random.below(world), self.random.below(world));
+            return (a != b).then_some(Next::Break(a, b));
+        }
         None
     }
 
@@ -244,6 +252,14 @@ impl World {
                 self.act(own, actions);
             }
             Next::Kill(rank) => self.kill(rank),
+            Next::Break(a, b) => {
+                for (from, to) in [(a, b), (b, a)] {
+                    let again = self.takes_part(from) && self.takes_part(to);
+                    if let Some(way) = self.ways.get_mut(&(from, to)).filter(|_| again) {
+                        way.messages = way.sent.iter().cloned().collect();
+                    }
+                }
+            }
             Next::Cut(a, b) => {
                 self.cuts.insert((a.min(b), a.max(b)));
                 self.ways.remove(&(a, b));
@@ -289,7 +305,8 @@ impl World {
                     assert!(self.opened.contains(&(rank, to)), "{rank} has no way to {to}");
                     if !self.is_cut(rank, to) && !self.told.contains(&(to, rank)) {
                         let way = self.ways.entry((rank, to)).or_default();
-                        way.messages.push_back(message);
+                        way.messages.push_back(message.clone());
+                        way.sent.push(message);
                     }
                 }
             }

@@ -188,7 +188,7 @@ impl Endpoint {
         distance::farthest(&self.shared.address, others)
     }
 
-    /// Whether the process that published this address still has it. Takes a second at most.
+    /// Whether the process that published this address still has it. Takes some seconds at most.
     pub fn presence(&self, address: &Address) -> Presence {
         presence::presence(&self.shared, address)
     }

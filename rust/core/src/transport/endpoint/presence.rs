@@ -1,6 +1,7 @@
 //! Whether a process that was met before is still there.
 
 use std::sync::atomic::AtomicBool;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::address::Address;
@@ -9,6 +10,10 @@ use super::wire::{Cut, Patience};
 
 /// How long an address may take to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// When to look again, after each of these milliseconds, whether a process that listens still does: one that ends closes its descriptors one
+/// after the other, which takes a while where it gets no core.
+const AGAIN: [u64; 5] = [10, 40, 150, 300, 500];
 
 /// What is known of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +26,22 @@ pub enum Presence {
     Unknown,
 }
 
+/// Whether the process that published `address` is there, now and for a second.
+pub(super) fn presence(shared: &Shared, address: &Address) -> Presence {
+    let mut presence = look(shared, address);
+    for pause in AGAIN {
+        if presence != Presence::There {
+            break;
+        }
+        thread::sleep(Duration::from_millis(pause));
+        presence = look(shared, address);
+    }
+    presence
+}
+
 /// Connects to each address until one listens, and says nothing: the kernel of the other host answers by itself, also for a
 /// process that is stopped.
-pub(super) fn presence(shared: &Shared, address: &Address) -> Presence {
+fn look(shared: &Shared, address: &Address) -> Presence {
     let never = AtomicBool::new(false);
     let patience = || Patience {
         deadline: Instant::now() + PATIENCE,

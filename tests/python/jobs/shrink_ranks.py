@@ -1,0 +1,171 @@
+"""The rank functions of `test_shrink.py`."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unisono
+
+COUNTS = [1, 500, 70_000]
+
+
+@dataclass
+class Story:
+    """The groups that a rank was in, by their first numbers, and how it went on from each."""
+
+    groups: list[list[int]]
+    #: The steps that all had ended when a group failed.
+    ended: list[int] = field(default_factory=list)
+    #: Seconds from each failure to the first result of the next group.
+    seconds: list[float] = field(default_factory=list)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def contribution(number: int, step: int) -> np.ndarray:
+    count = COUNTS[step % len(COUNTS)]
+    return np.full(count, (number + 1) * (step + 1), np.float64)
+
+
+def train(
+    comm: unisono.Communicator, story: Story, steps: int, death: int | None
+) -> unisono.Communicator:
+    """Sum until `steps` are done by those that live; `death` is the step in which this rank dies.
+
+    Each step is one collective, so the number of those that all have ended says where to go on.
+    """
+    numbers, step, failed = story.groups[-1], 0, 0.0
+    first = 0
+    while step < steps:
+        if step == death:
+            die()
+        try:
+            total = comm.all_reduce(contribution(numbers[comm.rank], step))
+        except unisono.Error:
+            failed = failed or time.monotonic()
+            before = comm.ended
+            shrunk = comm.shrink()
+            comm.close()
+            comm = shrunk
+            assert comm.former_ranks is not None and comm.former_ended is not None
+            assert comm.former_ended in (before, before - 1)
+            numbers = [numbers[rank] for rank in comm.former_ranks]
+            first += comm.former_ended
+            story.groups.append(numbers)
+            story.ended.append(first)
+            step = first
+            continue
+        if failed:
+            story.seconds.append(time.monotonic() - failed)
+            failed = 0.0
+        expected = sum(number + 1 for number in numbers) * (step + 1)
+        np.testing.assert_array_equal(total, np.full(total.shape, expected))
+        step += 1
+    return comm
+
+
+def go_on(deaths: dict[int, int], steps: int = 30) -> Story:
+    """Ranks die in these steps; the others go on and get the sums of those that live."""
+    comm = unisono.init()
+    story = Story([list(range(comm.size))])
+    train(comm, story, steps, deaths.get(comm.rank)).close()
+    return story
+
+
+def die_at_any_time(seed: int, victims: Sequence[int], steps: int) -> Story:
+    """As `go_on`, where victims die at times of their own, also while the ranks agree."""
+    comm = unisono.init()
+    chance = random.Random(f"{seed} {comm.rank}")
+    if comm.rank in victims:
+        threading.Timer(chance.expovariate(1 / 0.02), die).start()
+    story = Story([list(range(comm.size))])
+    train(comm, story, steps, None).close()
+    return story
+
+
+def one_does_not_come(late: int, how: str) -> tuple[Any, list[int] | None]:
+    """A rank that lives does not call shrink at first; a second call goes on from there."""
+    comm = unisono.init()
+    gone = comm.size - 1
+    if comm.rank == gone:
+        die()
+    with pytest.raises(unisono.Error):
+        comm.barrier()
+    found = None
+    if comm.rank == late:
+        time.sleep(3)
+    else:
+        with pytest.raises(unisono.TimeoutError) as caught:
+            comm.shrink(timeout=1)
+        found = (caught.value.peer, str(caught.value))
+    if how == "is excluded":
+        if comm.rank == late:
+            return found, None
+        shrunk = comm.shrink(exclude=[late])
+    else:
+        shrunk = comm.shrink()
+    assert shrunk.all_reduce(np.ones(1))[0] == shrunk.size
+    return found, shrunk.former_ranks
+
+
+def leave_out(rank: int) -> list[int] | None:
+    """Nothing has failed: the ranks but one go on by themselves, and all go on with the first."""
+    comm = unisono.init()
+    comm.barrier()
+    shrunk = None
+    if comm.rank != rank:
+        shrunk = comm.shrink([rank])
+        assert shrunk.all_reduce(np.ones(1))[0] == comm.size - 1
+        assert shrunk.former_ended == 1
+        with pytest.raises(unisono.InvalidArgumentError, match="has been shrunk"):
+            comm.shrink([rank])
+        with pytest.raises(unisono.InvalidArgumentError, match="exclude itself"):
+            comm.shrink([comm.rank])
+    with pytest.raises(unisono.InvalidArgumentError, match="out of range"):
+        comm.shrink([comm.size])
+    assert comm.all_reduce(np.ones(1))[0] == comm.size
+    return shrunk and shrunk.former_ranks
+
+
+def interrupt() -> float:
+    """Ctrl-C ends the wait for a rank that does not come."""
+    comm = unisono.init()
+    if comm.rank == 1:
+        time.sleep(3)
+        return 0.0
+    threading.Timer(0.5, _thread.interrupt_main).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        comm.shrink()
+    return time.monotonic() - began
+
+
+def be_cut_off(begin: str, cut: str) -> tuple[str, Any]:
+    """The network between the hosts goes; each half tries to go on by itself."""
+    comm = unisono.init()
+    comm.barrier()
+    if comm.rank == 0:
+        open(begin, "w").close()
+    while not os.path.exists(cut):
+        time.sleep(0.01)
+    with pytest.raises(unisono.PeerLostError):
+        comm.all_reduce(np.ones(1))
+    try:
+        shrunk = comm.shrink()
+    except unisono.Error as error:
+        return type(error).__name__, str(error)
+    assert shrunk.all_reduce(np.ones(1))[0] == shrunk.size
+    return "goes on", shrunk.former_ranks
