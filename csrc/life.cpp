@@ -91,6 +91,31 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
   return backend;
 }
 
+c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ranks_to_exclude,
+                                                  int shrink_flags,
+                                                  const c10::intrusive_ptr<Options>& opts) {
+  // torch's SHRINK_ABORT; it has no name in C++.
+  constexpr int kAbort = 1;
+  std::vector<size_t> excluded;
+  for (const int64_t rank : ranks_to_exclude) {
+    check_rank(rank, "ranks_to_exclude");
+    excluded.push_back(rank);
+  }
+  std::sort(excluded.begin(), excluded.end());
+  if (shrink_flags & kAbort) handle_->abort("shrink_group was called with SHRINK_ABORT");
+  Joined left = unisono::shrink(*handle_->group, {excluded.data(), excluded.size()});
+  raise(left.status);
+  const int me = getRank();
+  const auto before = std::count_if(excluded.begin(), excluded.end(),
+                                    [me](size_t rank) { return static_cast<int>(rank) < me; });
+  const auto& base = opts ? opts : options_;
+  auto backend = c10::make_intrusive<Backend>(std::move(left.group), me - before,
+                                              getSize() - excluded.size(),
+                                              c10::make_intrusive<Options>(*base), settings_);
+  backend->setTimeout(base->timeout);
+  return backend;
+}
+
 c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const c10::intrusive_ptr<Options>& opts,
                                                  const int& rank, const int& size) {

@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace unisono {
 
@@ -83,6 +84,32 @@ class Communicator final : public Operations<Communicator> {
     check(unisono_communicator_split(handle_, color.value_or(UNISONO_NO_COLOR), key, &part));
     if (part == nullptr) return std::nullopt;
     return Communicator(part);
+  }
+
+  // The ranks that are left, in their order; all of them call it, usually after a rank has gone. The
+  // excluded ones are left out although they live.
+  Communicator shrink(const std::vector<int>& excluded = {},
+                      Seconds patience = Seconds(300)) const {
+    const std::vector<std::int32_t> ranks(excluded.begin(), excluded.end());
+    unisono_communicator* shrunk = nullptr;
+    check(unisono_communicator_shrink(handle_, ranks.data(), ranks.size(), patience.count(), &shrunk));
+    return Communicator(shrunk);
+  }
+
+  // Of a communicator that shrink has made: the number that each of its ranks had before, and how
+  // many collectives had ended there on all of them.
+  std::pair<std::vector<int>, std::uint64_t> former() const {
+    std::vector<std::int32_t> ranks(size());
+    std::uint64_t ended = 0;
+    check(unisono_communicator_former(handle_, ranks.data(), &ended));
+    return {{ranks.begin(), ranks.end()}, ended};
+  }
+
+  // How many collectives have ended on this rank, one after the other.
+  std::uint64_t ended() const {
+    std::uint64_t ended = 0;
+    check(unisono_communicator_ended(handle_, &ended));
+    return ended;
   }
 
   // How long an operation may take, unless its options say otherwise.

@@ -17,7 +17,27 @@ static void dead(unisono_communicator* comm, unisono_status cause) {
   float x = 1;
   CHECK(unisono_all_reduce(comm, &x, &x, 1, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL) == cause);
   CHECK(x == 1 && unisono_communicator_status(comm) == cause);
-  OK(unisono_communicator_destroy(comm));
+}
+
+/* The ranks but the last go on. */
+static void go_on(unisono_communicator* comm) {
+  unisono_communicator* left = NULL;
+  int32_t former[8] = {-1}, size = 0, other = world;
+  uint64_t ended = 0, before = 0;
+  FAILS(unisono_communicator_shrink(comm, &other, 1, 20, &left), UNISONO_INVALID_ARGUMENT, "rank");
+  FAILS(unisono_communicator_shrink(comm, NULL, 1, 20, &left), UNISONO_INVALID_ARGUMENT, "NULL");
+  FAILS(unisono_communicator_former(comm, former, &before), UNISONO_INVALID_ARGUMENT, "shrink");
+  OK(unisono_communicator_shrink(comm, NULL, 0, 20, &left));
+  OK(unisono_communicator_world_size(left, &size));
+  CHECK(size == world - 1);
+  OK(unisono_communicator_former(left, former, &before));
+  for (int at = 0; at < size; ++at) CHECK(former[at] == at);
+  OK(unisono_communicator_ended(comm, &ended));
+  CHECK(ended == 1 && before <= 1);
+  float sum = 1;
+  OK(unisono_all_reduce(left, &sum, &sum, 1, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
+  CHECK(sum == (float)size);
+  OK(unisono_communicator_destroy(left));
 }
 
 int main(int count, char** arguments) {
@@ -54,6 +74,7 @@ int main(int count, char** arguments) {
     CHECK(strstr(error.message, "50") && strstr(error.message, "100"));
     CHECK(strstr(error.operation, "all_reduce #2"));
     dead(comm, UNISONO_MISMATCH);
+    OK(unisono_communicator_destroy(comm));
   } else if (strcmp(what, "dies") == 0) {
     if (rank == last) {
       kill(getpid(), SIGKILL);
@@ -63,6 +84,8 @@ int main(int count, char** arguments) {
     OK(unisono_last_error(&error));
     CHECK(error.peer == last);
     dead(comm, UNISONO_PEER_LOST);
+    go_on(comm);
+    OK(unisono_communicator_destroy(comm));
   } else if (strcmp(what, "late") == 0) {
     unisono_options options = UNISONO_OPTIONS_INIT;
     options.timeout = 0.3;
@@ -76,6 +99,7 @@ int main(int count, char** arguments) {
       CHECK(error.peer == last);
     }
     dead(comm, UNISONO_TIMEOUT);
+    OK(unisono_communicator_destroy(comm));
   } else {
     FAIL("there is no %s", what);
   }

@@ -258,6 +258,13 @@ void failures(const Communicator& comm) {
   error = thrown_by([&] { part->check_alive(); });
   CHECK(!part->report().empty());
   CHECK(!comm.split(std::nullopt));
+
+  // No rank has gone.
+  auto left = comm.shrink();
+  const auto [ranks, ended] = left.former();
+  CHECK(left.size() == comm.size() && ranks[left.rank()] == comm.rank());
+  CHECK(ended <= comm.ended());
+  left.barrier();
 }
 
 }  // namespace

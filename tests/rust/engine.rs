@@ -95,6 +95,31 @@ fn end(told: &Receiver<Result<(), Error>>) -> Result<(), Error> {
         .expect("an operation under way was forgotten")
 }
 
+/// A rank that lives is left out by the others.
+#[test]
+fn a_group_goes_on_without_a_rank() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        run(transport, 4, |comm| {
+            let mut sum = [1.0_f32];
+            comm.all_reduce(&mut sum, ReduceOp::Sum).expect("it lives");
+            if comm.rank() == 2 {
+                return;
+            }
+            let left = comm
+                .shrink(&[2], Duration::from_secs(20))
+                .expect("all come");
+            assert_eq!(left.former_ranks(), Some(&[0, 1, 3][..]));
+            assert_eq!(left.former_ended(), Some(1));
+            let mut sum = [1.0_f32];
+            left.all_reduce(&mut sum, ReduceOp::Sum).expect("it lives");
+            assert_eq!(sum, [3.0]);
+            let again = comm.shrink(&[2], Duration::ZERO).expect_err("once alone");
+            assert_eq!(again.code, Code::InvalidArgument, "{again}");
+        });
+    }
+}
+
 #[test]
 fn an_abort_before_the_first_operation_reaches_the_others() {
     let _beside = beside_others();

@@ -15,7 +15,7 @@ use crate::fence::{fence, fence_with};
 use crate::handles::Table;
 use crate::run::on;
 use crate::store::{self, StoreFunctions};
-use crate::types::{seconds, string};
+use crate::types::{list, seconds, string};
 use crate::{exit, log};
 
 /// `unisono_communicator`: never looked into, so it has nothing in it.
@@ -204,6 +204,67 @@ pub unsafe extern "C" fn unisono_communicator_split(
             None => std::ptr::null_mut(),
         };
         place.write(part);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_shrink(
+    comm: *mut Communicator,
+    excluded: *const i32,
+    excluded_count: usize,
+    patience: f64,
+    shrunk: *mut *mut Communicator,
+) -> Status {
+    on(comm, |joined| {
+        let place = output("shrunk", shrunk)?;
+        // SAFETY: the header asks for as many ranks.
+        let excluded = unsafe { list("excluded ranks", excluded, excluded_count)? };
+        let excluded = excluded
+            .iter()
+            .map(|rank| {
+                usize::try_from(*rank)
+                    .map_err(|_| Error::invalid(format!("rank {rank} cannot be excluded")))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let patience = seconds("the patience", patience)?.unwrap_or(Duration::MAX);
+        let shrunk = joined.comm.shrink(&excluded, patience)?;
+        place.write(register(shrunk, None)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_former(
+    comm: *const Communicator,
+    ranks: *mut i32,
+    ended: *mut u64,
+) -> Status {
+    on(comm, |joined| {
+        let count = output("ended", ended)?;
+        let (Some(former), Some(before)) = (joined.comm.former_ranks(), joined.comm.former_ended())
+        else {
+            return Err(Error::invalid(
+                "this communicator was not made by unisono_communicator_shrink",
+            ));
+        };
+        output("ranks", ranks)?;
+        for (at, rank) in former.iter().enumerate() {
+            // SAFETY: the header asks for room for as many as the group has ranks.
+            unsafe { ranks.add(at).write(*rank as i32) };
+        }
+        count.write(before);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_ended(
+    comm: *const Communicator,
+    ended: *mut u64,
+) -> Status {
+    on(comm, |joined| {
+        output("ended", ended)?.write(joined.comm.ended());
         Ok(())
     })
 }

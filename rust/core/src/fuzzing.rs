@@ -14,6 +14,7 @@ use crate::transport::control::{Control, Frame};
 use crate::transport::endpoint::Address;
 
 pub use crate::engine::fuzzing::{message, position};
+pub use crate::engine::membership::fuzzing::agreement;
 pub use crate::one_sided::fuzzing::one_sided;
 pub use crate::rendezvous::fuzzing::{
     record, store_file, store_hello, store_reply, store_request, unique_id,
@@ -124,8 +125,9 @@ pub fn launch(bytes: &[u8]) {
 pub type Target = fn(&[u8]);
 
 /// Every target, by name.
-pub const TARGETS: [(&str, Target); 17] = [
+pub const TARGETS: [(&str, Target); 18] = [
     ("address", address),
+    ("agreement", agreement),
     ("control", control),
     ("description", description),
     ("handshake", handshake),
@@ -271,6 +273,9 @@ mod tests {
         }
         for (name, bytes) in crate::engine::fuzzing::seeds() {
             write("message", &name, &bytes);
+        }
+        for (name, bytes) in crate::engine::membership::fuzzing::seeds() {
+            write("agreement", &name, &bytes);
         }
         for (name, bytes) in crate::one_sided::fuzzing::seeds() {
             write("one_sided", name, &bytes);

@@ -402,21 +402,27 @@ impl Communicator {
     /// ...     comm.all_reduce(gradients)
     /// ... except unisono.Error:
     /// ...     comm = comm.shrink()
-    #[pyo3(signature = (exclude=Vec::new(), timeout=None))]
+    #[pyo3(signature = (exclude=None, timeout=None))]
     fn shrink(
         &self,
         py: Python<'_>,
-        exclude: Vec<i64>,
+        exclude: Option<Vec<i64>>,
         timeout: Option<Seconds>,
     ) -> PyResult<Self> {
         let excluded = exclude
+            .unwrap_or_default()
             .into_iter()
             .map(|rank| self.check_rank(py, "shrink", "exclude", rank))
             .collect::<PyResult<Vec<_>>>()?;
         let usual = self.core().config().join_timeout.duration();
         let patience = timeout.map_or(usual, |Seconds(limit)| limit);
         let shared = Arc::clone(&self.shared);
-        let shrink = move || Ok(Shared::register(shared.comm.shrink(&excluded, patience)?, None));
+        let shrink = move || {
+            Ok(Shared::register(
+                shared.comm.shrink(&excluded, patience)?,
+                None,
+            ))
+        };
         let interrupt = || self.core().abort("interrupted in shrink");
         elsewhere(py, shrink, interrupt).map(|shared| Self { shared })
     }

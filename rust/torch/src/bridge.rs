@@ -1,6 +1,6 @@
 //! The interface between Rust and C++. `build.rs` makes the C++ side of it from this file.
 
-use crate::group::{Group, estimate, estimate_message, join, subgroup};
+use crate::group::{Group, estimate, estimate_message, join, shrink, subgroup};
 use crate::heap::{heap_allocate, heap_enabled, heap_free};
 use crate::interrupts::{check_signals, give_up, take_raised};
 use crate::operation::{Operation, receive, run, send, start};
@@ -205,6 +205,7 @@ pub(crate) mod ffi {
         ) -> Joined;
         unsafe fn start(group: &Group, call: &Call, completion: UniquePtr<Completion>) -> Started;
         fn subgroup(group: &Group, ranks: &[usize], label: &str) -> Joined;
+        fn shrink(group: &Group, excluded: &[usize]) -> Joined;
         unsafe fn run(group: &Group, call: &Call) -> Ran;
         unsafe fn estimate(group: &Group, call: &Call) -> f64;
         fn estimate_message(group: &Group, peer: i64, bytes: usize) -> f64;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use unisono::Communicator;
 use unisono::config::{Config, DeviceFailure};
-use unisono::error::{Error, Result};
+use unisono::error::{Code, Error, Result};
 use unisono::fence::guard;
+use unisono::locks::Mutex;
 
 use crate::interrupts::{self, outcome_of_wait, status_of_wait};
 use crate::status::{ok, outcome};
@@ -17,7 +18,11 @@ use crate::{ffi, heap};
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// A joined group; empty when joining failed, which the status beside it says.
-pub(crate) struct Group(Option<Communicator>);
+pub(crate) struct Group {
+    communicator: Option<Communicator>,
+    /// The group of those that are left, where a call of `shrink` expected more of them.
+    left: Mutex<Option<Communicator>>,
+}
 
 /// Joins the group that meets through the store. `numbers`: of its ranks in the whole job; none for the group of all.
 pub(crate) fn join(
@@ -50,13 +55,57 @@ fn as_joined(joined: Result<Option<Communicator>>) -> ffi::Joined {
     };
     ffi::Joined {
         status,
-        group: Box::new(Group(communicator)),
+        group: Box::new(Group {
+            communicator,
+            left: Mutex::new(None),
+        }),
     }
 }
 
 /// The group of some of the ranks; no group on the others.
 pub(crate) fn subgroup(group: &Group, ranks: &[usize], label: &str) -> ffi::Joined {
     as_joined(group.guard(|communicator| communicator.subgroup(ranks, label.as_bytes())))
+}
+
+/// The group of all ranks but `excluded`, which the others call with the same ranks. If more are gone, the call fails on all
+/// ranks and names them; called again with these excluded too, it succeeds.
+pub(crate) fn shrink(group: &Group, excluded: &[usize]) -> ffi::Joined {
+    as_joined(group.guard_wait(|communicator| {
+        let mut left = group.left.lock();
+        let shrunk = match left.take() {
+            Some(before) => before,
+            None => {
+                let patience = communicator.config().join_timeout.duration();
+                communicator.shrink(excluded, patience)?
+            }
+        };
+        let living = shrunk.former_ranks().unwrap_or_default();
+        let is_there = |rank: &usize| living.contains(rank);
+        let gone: Vec<usize> = (0..communicator.world_size())
+            .filter(|rank| !is_there(rank) && !excluded.contains(rank))
+            .collect();
+        if gone.is_empty() && !excluded.iter().any(is_there) {
+            return Ok(Some(shrunk));
+        }
+        *left = Some(shrunk);
+        Err(Error::new(
+            Code::PeerLost,
+            format!(
+                "shrink: the ranks that are left have agreed on who they are, and they are not those that were asked for: {} gone, \
+                 too; exclude exactly the ranks that are gone",
+                names(&gone)
+            ),
+        ))
+    }))
+}
+
+fn names(ranks: &[usize]) -> String {
+    let all = ranks.iter().map(usize::to_string).collect::<Vec<_>>();
+    match &all[..] {
+        [] => "no rank is".to_owned(),
+        [one] => format!("rank {one} is"),
+        all => format!("ranks {} are", all.join(", ")),
+    }
 }
 
 /// Microseconds that a call would take, by simulation; 0 when the call would be refused.
@@ -84,7 +133,7 @@ fn microseconds(duration: Duration) -> f64 {
 impl Group {
     pub(crate) fn guard<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
         let communicator = self
-            .0
+            .communicator
             .as_ref()
             .ok_or_else(|| Error::internal("the group was never joined"))?;
         communicator.guard(body)

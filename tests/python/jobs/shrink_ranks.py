@@ -6,13 +6,16 @@ import _thread
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import unisono
@@ -60,7 +63,8 @@ def train(
             shrunk = comm.shrink()
             comm.close()
             comm = shrunk
-            assert comm.former_ranks is not None and comm.former_ended is not None
+            assert comm.former_ranks is not None
+            assert comm.former_ended is not None
             assert comm.former_ended in (before, before - 1)
             numbers = [numbers[rank] for rank in comm.former_ranks]
             first += comm.former_ended
@@ -107,16 +111,15 @@ def one_does_not_come(late: int, how: str) -> tuple[Any, list[int] | None]:
     found = None
     if comm.rank == late:
         time.sleep(3)
+        if how == "is excluded":
+            return found, None
     else:
         with pytest.raises(unisono.TimeoutError) as caught:
             comm.shrink(timeout=1)
         found = (caught.value.peer, str(caught.value))
-    if how == "is excluded":
-        if comm.rank == late:
-            return found, None
-        shrunk = comm.shrink(exclude=[late])
-    else:
-        shrunk = comm.shrink()
+        # Until the others have given up as well.
+        time.sleep(1)
+    shrunk = comm.shrink(exclude=[late] if how == "is excluded" else None)
     assert shrunk.all_reduce(np.ones(1))[0] == shrunk.size
     return found, shrunk.former_ranks
 
@@ -140,6 +143,33 @@ def leave_out(rank: int) -> list[int] | None:
     return shrunk and shrunk.former_ranks
 
 
+def break_connections() -> None:
+    """Shut down every TCP connection of this process, as a router does that forgets them."""
+    for link in psutil.Process().net_connections("tcp4"):
+        if link.status == psutil.CONN_ESTABLISHED:
+            with socket.socket(fileno=os.dup(link.fd)) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+
+
+def fail_and_go_on(how: str) -> tuple[str, list[int] | None]:
+    """The group fails although all its ranks live; all go on."""
+    comm = unisono.init()
+    other = np.ones(2 if how == "mismatch" and comm.rank == 1 else 1)
+    with pytest.raises(unisono.Error) as caught:
+        comm.barrier()
+        if comm.rank == 1:
+            if how == "connection":
+                break_connections()
+            elif how == "abort":
+                comm.abort()
+        while True:
+            comm.all_reduce(other)
+    shrunk = comm.shrink()
+    comm.close()
+    assert shrunk.all_reduce(np.ones(1))[0] == shrunk.size
+    return type(caught.value).__name__, shrunk.former_ranks
+
+
 def interrupt() -> float:
     """Ctrl-C ends the wait for a rank that does not come."""
     comm = unisono.init()
@@ -158,8 +188,8 @@ def be_cut_off(begin: str, cut: str) -> tuple[str, Any]:
     comm = unisono.init()
     comm.barrier()
     if comm.rank == 0:
-        open(begin, "w").close()
-    while not os.path.exists(cut):
+        Path(begin).touch()
+    while not Path(cut).exists():
         time.sleep(0.01)
     with pytest.raises(unisono.PeerLostError):
         comm.all_reduce(np.ones(1))

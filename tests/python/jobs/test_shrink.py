@@ -52,7 +52,7 @@ def run_on(net: Hosts, what: str, *args: object, gone=(), **more: str) -> list:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("gone", [[0], [2], [0, 1, 4]])
 def test_those_that_are_left_go_on(gone, transport):
-    deaths = {rank: 7 for rank in gone}
+    deaths = dict.fromkeys(gone, 7)
     stories = run(5, "go_on", deaths, gone=gone, env={**LIMITS, "UNISONO_TRANSPORT": transport})
     for story in stories:
         assert story.groups == stories[0].groups
@@ -85,7 +85,8 @@ def test_a_rank_that_lives_and_does_not_come_is_named(how):
     first, late, third = run(4, "one_does_not_come", 1, how, gone=[3])
     # The first leads, and the third waits for it.
     for (peer, message), named in ((first[0], 1), (third[0], 0)):
-        assert peer == named and f"this one waits for: rank {named} (host " in message
+        assert peer == named
+        assert f"this one waits for: rank {named} (host " in message
     left = [0, 1, 2] if how == "comes later" else [0, 2]
     assert first[1] == third[1] == left
     assert late[1] == (left if how == "comes later" else None)
@@ -93,6 +94,19 @@ def test_a_rank_that_lives_and_does_not_come_is_named(how):
 
 def test_ranks_are_left_out_of_a_group_that_lives():
     assert run(3, "leave_out", 1) == [[0, 2], None, [0, 2]]
+
+
+@pytest.mark.parametrize(
+    "how, error",
+    [
+        ("connection", "PeerLostError"),
+        ("abort", "AbortedError"),
+        ("mismatch", "MismatchError"),
+    ],
+)
+def test_all_go_on_after_a_failure_of_no_rank(how, error):
+    env = {**LIMITS, "UNISONO_TRANSPORT": "tcp"}
+    assert run(3, "fail_and_go_on", how, env=env) == [(error, [0, 1, 2])] * 3
 
 
 def test_an_interrupt_ends_the_wait():

@@ -7,6 +7,7 @@ run a script that is here.
 from __future__ import annotations
 
 import dataclasses
+import signal
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,28 @@ def test_a_forked_child_makes_a_group_and_leaves_its_parents_gradients_alone(
     target = f"{OURS}:makes_a_group_in_a_child"
     for result in run_ranks(2, target, "unisono", str(tmp_path), torch=True):
         assert result.value == [0, 0]
+
+
+@pytest.mark.parametrize("gone, how", [([1], "die"), ([1, 3], "die"), ([2], "live")])
+def test_a_group_goes_on_without_ranks(gone: list[int], how: str) -> None:
+    results = run_ranks(
+        4,
+        "torch_lifecycle_ranks:shrinks",
+        gone,
+        how,
+        torch=True,
+        timeout=60,
+        check=False,
+    )
+    report = "\n".join(map(RankResult.report, results))
+    left = [rank for rank in range(4) if rank not in gone]
+    for rank, result in enumerate(results):
+        if rank in gone and how == "die":
+            assert result.exit_code == -signal.SIGKILL, report
+        else:
+            assert result.ok, report
+    mean = 2 * sum(rank + 1 for rank in left) / len(left)
+    assert all(results[rank].value == pytest.approx([mean] * 4) for rank in left), report
 
 
 def test_monitored_barrier_names_every_missing_rank() -> None:

@@ -7,6 +7,7 @@ ends with the same weights as one that was never interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -24,6 +25,47 @@ STEPS = 6
 DIES_BEFORE = 3
 ROUNDS = 500
 WARM_UP = 100
+
+
+# Groups without ranks that are gone
+
+
+def shrinks(gone: list[int], how: str) -> list[float]:
+    """Ranks end; the others make a group without them, and train on in it."""
+    dist.init_process_group("unisono", timeout=timedelta(seconds=30))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    # A rank that is quicker may end it, or itself.
+    with contextlib.suppress(dist.DistError):
+        dist.barrier()
+    if how == "die" and rank in gone:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "live" and rank in gone:
+        with pytest.raises(dist.DistError, match="SHRINK_ABORT"):
+            dist.barrier()
+        return []
+    if how == "die":
+        with pytest.raises(dist.DistError, match=r"rank \d"):
+            dist.barrier()
+        if len(gone) > 1:
+            with pytest.raises(dist.DistError, match=f"rank {gone[1]} is gone, too"):
+                dist.shrink_group(gone[:1])
+        dist.shrink_group(gone)
+    else:
+        dist.shrink_group(gone, shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
+    left = [number for number in range(world) if number not in gone]
+    assert (dist.get_rank(), dist.get_world_size()) == (left.index(rank), len(left))
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor)
+    assert tensor.item() == sum(left)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    model(torch.full((2, 4), rank + 1.0)).sum().backward()
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        dist.barrier(group=pair)
+    gradient = model.module.weight.grad
+    assert gradient is not None
+    dist.destroy_process_group()
+    return gradient.flatten().tolist()
 
 
 # Groups made and destroyed

@@ -15,7 +15,7 @@ use super::Communicator;
 use crate::buffer::Memory;
 use crate::engine::membership::agreement::{Action, Agreement, Event, Loss, Outcome};
 use crate::engine::membership::message::{Decision, Message, Refusal};
-use crate::engine::{Group, PointToPoint};
+use crate::engine::{Group, PointToPoint, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::interrupts;
 use crate::locks::{Condvar, Mutex};
@@ -64,6 +64,8 @@ struct State {
 struct Pair {
     /// `None` between two of them.
     group: Option<Arc<Group>>,
+    /// The receive that is under way in it.
+    receive: Option<Arc<WorkState>>,
     /// How many there have been: both ranks count alike, since each ends for both.
     number: u32,
     /// All that was sent over them.
@@ -153,7 +155,8 @@ impl Shrinking {
             for message in &pair.sent {
                 self.post(&group, peer, message);
             }
-            self.receive(&group, peer)
+            pair.receive = Some(self.receive(&group, peer)?);
+            Ok(())
         });
         if let Err(error) = opened {
             // As if it had been opened and had failed: the agreement hears of it later.
@@ -182,7 +185,7 @@ impl Shrinking {
         let _ = pair.send(DataType::UInt8, memory, (self.number(to), TAG), options);
     }
 
-    fn receive(self: &Arc<Self>, pair: &Arc<Group>, peer: Rank) -> Result<()> {
+    fn receive(self: &Arc<Self>, pair: &Arc<Group>, peer: Rank) -> Result<Arc<WorkState>> {
         let (bytes, memory) = Bytes::lend(vec![0; Message::length(self.group.world())]);
         let (this, same) = (Arc::clone(self), Arc::clone(pair));
         let heard = move |result: Result<()>| match result {
@@ -196,20 +199,29 @@ impl Shrinking {
         };
         let place = (Some(self.number(peer)), TAG);
         pair.receive(DataType::UInt8, memory, place, options)
-            .map(drop)
     }
 
     /// A message has come.
     fn heard(self: &Arc<Self>, pair: &Arc<Group>, peer: Rank, bytes: &[u8]) {
         let Some(message) = Message::from_bytes(bytes, self.group.world()) else {
-            let what = format!("{} sent no message of an agreement", self.group.name_of(peer));
+            let what = format!(
+                "{} sent no message of an agreement",
+                self.group.name_of(peer)
+            );
             pair.abort(&what);
             return self.failed(peer, Error::new(Code::Untrusted, what));
         };
         self.handle(peer, Event::Message(message));
-        let is_needed = self.state.lock().pairs.contains_key(&peer);
-        if is_needed && let Err(error) = self.receive(pair, peer) {
-            self.failed(peer, error);
+        let mut state = self.state.lock();
+        let Some(next) = state.pairs.get_mut(&peer) else {
+            return;
+        };
+        match self.receive(pair, peer) {
+            Ok(work) => next.receive = Some(work),
+            Err(error) => {
+                drop(state);
+                self.failed(peer, error);
+            }
         }
     }
 
@@ -260,9 +272,9 @@ impl Shrinking {
         }
         // A leader sends the last message, and its pairs go when the others have gone.
         let unneeded: Vec<_> = match state.agreement.is_over() {
-            true if !state.agreement.leads() => std::mem::take(&mut state.pairs)
-                .into_values()
-                .collect(),
+            true if !state.agreement.leads() => {
+                std::mem::take(&mut state.pairs).into_values().collect()
+            }
             true if is_lost => state.pairs.remove(&peer).into_iter().collect(),
             _ => Vec::new(),
         };
@@ -371,9 +383,16 @@ impl Shrinking {
     }
 }
 
+/// Closes them in good order.
 fn close(pairs: impl IntoIterator<Item = Pair>) {
-    let groups = pairs.into_iter().filter_map(|pair| pair.group);
-    groups.for_each(|group| group.close());
+    for pair in pairs {
+        if let Some(group) = pair.group {
+            if let Some(work) = pair.receive {
+                group.cancel_receive(&work);
+            }
+            group.close();
+        }
+    }
 }
 
 /// The error, with the first of these ranks for a culprit.
@@ -390,8 +409,8 @@ impl Communicator {
     /// neither the store nor rank 0, and ranks may go while it is under way.
     ///
     /// The ranks agree on the result: each that returns has the same. A rank whose process has ended is left out. One that
-    /// runs is waited for, for as long as `patience`; after that the call may be made again, with other ranks excluded, and goes
-    /// on from there. Ranks that cannot be reached, and may live, are left out by a majority alone (of half the ranks, the
+    /// runs is waited for, for as long as `patience`; after that the call may be made again, with other ranks excluded, and
+    /// goes on from there. Ranks that cannot be reached, and may live, are left out by a majority alone (of half the ranks, the
     /// half with the lowest). This communicator stays as it is: close it when it is not needed any more.
     ///
     /// # Errors
@@ -416,9 +435,7 @@ impl Communicator {
                     begun.exclude(excluded);
                     Arc::clone(begun)
                 }
-                None => kept
-                    .insert(Shrinking::begin(&self.group, excluded))
-                    .clone(),
+                None => kept.insert(Shrinking::begin(&self.group, excluded)).clone(),
             }
         };
         match shrinking.wait(patience)? {

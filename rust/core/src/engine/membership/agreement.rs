@@ -361,7 +361,11 @@ impl Agreement {
         match message {
             Message::Propose(ballot, decision) => {
                 // An older one is here for the second time.
-                if self.accepted.as_ref().is_none_or(|(last, _)| *last < ballot) {
+                if self
+                    .accepted
+                    .as_ref()
+                    .is_none_or(|(last, _)| *last < ballot)
+                {
                     self.accepted = Some((ballot, decision));
                 }
                 self.send([leader], &Message::Accept(ballot));

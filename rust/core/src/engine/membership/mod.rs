@@ -5,6 +5,8 @@
 //! `crate::communicator::shrink`, which carries the messages over groups of two.
 
 pub(crate) mod agreement;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 pub(crate) mod message;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
-//! Agreements from seeds. A seed decides who takes part, the order in which messages arrive, and what goes wrong and when: ranks
-//! die, with or without what they had sent, links between living ranks are cut, ranks stay away or come late. A failure prints
-//! its seed; `AGREEMENT_SEED=7 cargo test -p unisono --lib membership -- --nocapture` tells the story of one.
+//! Agreements from seeds. A seed decides which ranks take part, the order in which messages arrive, and what goes wrong and
+//! when: ranks die, with or without what they had sent, links between living ranks are cut, ranks stay away or come late. A
+//! failure prints its seed; `AGREEMENT_SEED=7 cargo test -p unisono --lib membership -- --nocapture` tells the story of one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::env;
@@ -60,7 +60,7 @@ struct World {
     lives: Vec<Life>,
     ended: Vec<u64>,
     excluded: BTreeSet<Rank>,
-    /// Who never calls, though it lives.
+    /// The ranks that live and never call.
     absent: BTreeSet<Rank>,
     opened: BTreeSet<(Rank, Rank)>,
     told: BTreeSet<(Rank, Rank)>,
@@ -185,7 +185,8 @@ impl World {
             is_open && !self.opened.contains(&(*peer, *own))
         };
         let lost = self.opened.iter().filter(waits);
-        lost.map(|&(own, peer)| Next::Lose(own, peer, Loss::Absent)).collect()
+        lost.map(|&(own, peer)| Next::Lose(own, peer, Loss::Absent))
+            .collect()
     }
 
     /// Things that go wrong, now and then.
@@ -273,7 +274,10 @@ impl World {
             return;
         }
         let others = 0..self.ranks.len();
-        let leads = others.filter(|other| self.lives[*other] != Life::Dead).min() == Some(rank);
+        let leads = others
+            .filter(|other| self.lives[*other] != Life::Dead)
+            .min()
+            == Some(rank);
         let has_decided = self.ranks[rank].outcome().is_some();
         if self.lives[rank] == Life::Takes && !self.ranks[rank].is_over() {
             self.marks.insert(match (leads, has_decided) {
@@ -299,10 +303,16 @@ impl World {
             self.tell(|| format!("    {rank}: {action:?}"));
             match action {
                 Action::Open(peer) => {
-                    assert!(self.opened.insert((rank, peer)), "{rank} opens {peer} twice");
+                    assert!(
+                        self.opened.insert((rank, peer)),
+                        "{rank} opens {peer} twice"
+                    );
                 }
                 Action::Send(to, message) => {
-                    assert!(self.opened.contains(&(rank, to)), "{rank} has no way to {to}");
+                    assert!(
+                        self.opened.contains(&(rank, to)),
+                        "{rank} has no way to {to}"
+                    );
                     if !self.is_cut(rank, to) && !self.told.contains(&(to, rank)) {
                         let way = self.ways.entry((rank, to)).or_default();
                         way.messages.push_back(message.clone());
@@ -313,7 +323,7 @@ impl World {
         }
     }
 
-    /// What must hold in the end.
+    /// Checks the outcomes.
     fn judge(&mut self) {
         let world = self.ranks.len();
         let decisions: Vec<(Rank, Decision)> = (0..world)
@@ -323,7 +333,7 @@ impl World {
             })
             .collect();
         let is_dead = |rank: &Rank| self.lives[*rank] == Life::Dead;
-        // Once all of a decision have died, it binds nobody.
+        // Once all of a decision have died, it binds no rank.
         let binds = |decision: &Decision| !decision.living.iter().all(is_dead);
         let mut binding = decisions.iter().filter(|(_, decision)| binds(decision));
         if let Some((_, first)) = binding.next() {
@@ -370,7 +380,10 @@ impl World {
                 assert!(decisions.iter().any(|(by, _)| *by == rank));
             }
         }
-        if decisions.iter().any(|(rank, _)| self.ranks[*rank].has_inherited()) {
+        if decisions
+            .iter()
+            .any(|(rank, _)| self.ranks[*rank].has_inherited())
+        {
             self.marks.insert("a decision is taken over");
         }
     }
@@ -402,7 +415,10 @@ fn agreements_hold_whatever_the_seed() {
         return;
     }
     let reached: BTreeSet<_> = (0..SEEDS).flat_map(holds).collect();
-    let missing: Vec<_> = MARKS.iter().filter(|mark| !reached.contains(*mark)).collect();
+    let missing: Vec<_> = MARKS
+        .iter()
+        .filter(|mark| !reached.contains(*mark))
+        .collect();
     assert!(missing.is_empty(), "no seed reaches {missing:?}");
 }
 

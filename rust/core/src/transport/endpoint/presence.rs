@@ -11,11 +11,11 @@ use super::wire::{Cut, Patience};
 /// How long an address may take to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// When to look again, after each of these milliseconds, whether a process that listens still does: one that ends closes its descriptors one
-/// after the other, which takes a while where it gets no core.
+/// A process that listens is looked at again after each of these milliseconds: one that ends closes its descriptors one after
+/// the other, which takes a while where it gets no core.
 const AGAIN: [u64; 5] = [10, 40, 150, 300, 500];
 
-/// What is known of a process.
+/// The state of a process as its host's kernel knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// It listens.
