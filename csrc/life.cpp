@@ -109,9 +109,9 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ra
   const auto before = std::count_if(excluded.begin(), excluded.end(),
                                     [me](size_t rank) { return static_cast<int>(rank) < me; });
   const auto& base = opts ? opts : options_;
-  auto backend = c10::make_intrusive<Backend>(std::move(left.group), me - before,
-                                              getSize() - excluded.size(),
-                                              c10::make_intrusive<Options>(*base), settings_);
+  auto backend =
+      c10::make_intrusive<Backend>(std::move(left.group), me - before, getSize() - excluded.size(),
+                                   c10::make_intrusive<Options>(*base), settings_);
   backend->setTimeout(base->timeout);
   return backend;
 }

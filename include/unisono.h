@@ -396,14 +396,14 @@ unisono_status unisono_communicator_split(unisono_communicator* comm, int64_t co
                                           unisono_communicator** part);
 
 /**
- * Makes a communicator of the ranks that are left, numbered in the order of their numbers in `comm`.
- * All of them call it, as a rule after a rank has gone and an operation has failed; those that are
- * gone, and those that are excluded, need not. It needs neither the store nor rank 0, and ranks may
- * go meanwhile. The ranks agree on the result, so each that succeeds has the same. One whose process
- * has ended is left out. Ranks that cannot be reached and may live are left out by a majority alone
- * (of half the ranks, the half with the lowest). `comm` stays as it is: destroy it when nothing
- * needs it. #UNISONO_TIMEOUT names a rank that lives and did not call; called again, also with other
- * ranks excluded, it goes on from there.
+ * Makes a communicator of the ranks that are left, numbered in the order of their numbers in
+ * `comm`. All of them call it, as a rule after a rank has gone and an operation has failed; those
+ * that are gone, and those that are excluded, need not. It needs neither the store nor rank 0, and
+ * ranks may go meanwhile. The ranks agree on the result, so each that succeeds has the same. One
+ * whose process has ended is left out. Ranks that cannot be reached and may live are left out by a
+ * majority alone (of half the ranks, the half with the lowest). `comm` stays as it is: destroy it
+ * when nothing needs it. #UNISONO_TIMEOUT names a rank that lives and did not call; called again,
+ * also with other ranks excluded, it goes on from there.
  *
  * \param comm            the group, which may have failed
  * \param excluded        ranks that are left out although they live; may be NULL if there are none
@@ -420,16 +420,16 @@ unisono_status unisono_communicator_shrink(unisono_communicator* comm, const int
  *
  * \param comm        the group of those that were left
  * \param[out] ranks  the number that each of its ranks had before: as many as it has ranks
- * \param[out] ended  up to this number, from 1, the collectives of the group before had ended on all
- *                    of these ranks
+ * \param[out] ended  up to this number, from 1, the collectives of the group before had ended on
+ * all of these ranks
  * \return #UNISONO_INVALID_ARGUMENT for any other communicator
  */
 unisono_status unisono_communicator_former(const unisono_communicator* comm, int32_t* ranks,
                                            uint64_t* ended);
 
 /**
- * Tells how many collectives have ended on this rank, one after the other; it stays after a failure.
- * Those in streams do not count.
+ * Tells how many collectives have ended on this rank, one after the other; it stays after a
+ * failure. Those in streams do not count.
  *
  * \param comm        the group
  * \param[out] ended  up to this number, from 1, they have

@@ -86,13 +86,14 @@ class Communicator final : public Operations<Communicator> {
     return Communicator(part);
   }
 
-  // The ranks that are left, in their order; all of them call it, usually after a rank has gone. The
-  // excluded ones are left out although they live.
+  // The ranks that are left, in their order; all of them call it, usually after a rank has gone.
+  // The excluded ones are left out although they live.
   Communicator shrink(const std::vector<int>& excluded = {},
                       Seconds patience = Seconds(300)) const {
     const std::vector<std::int32_t> ranks(excluded.begin(), excluded.end());
     unisono_communicator* shrunk = nullptr;
-    check(unisono_communicator_shrink(handle_, ranks.data(), ranks.size(), patience.count(), &shrunk));
+    check(unisono_communicator_shrink(handle_, ranks.data(), ranks.size(), patience.count(),
+                                      &shrunk));
     return Communicator(shrunk);
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import random
 import signal
@@ -146,9 +147,11 @@ def leave_out(rank: int) -> list[int] | None:
 def break_connections() -> None:
     """Shut down every TCP connection of this process, as a router does that forgets them."""
     for link in psutil.Process().net_connections("tcp4"):
-        if link.status == psutil.CONN_ESTABLISHED:
-            with socket.socket(fileno=os.dup(link.fd)) as copy:
-                copy.shutdown(socket.SHUT_RDWR)
+        if link.status != psutil.CONN_ESTABLISHED:
+            continue
+        # One that was being made may have gone meanwhile.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(link.fd)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
 
 
 def fail_and_go_on(how: str) -> tuple[str, list[int] | None]:
