@@ -194,6 +194,21 @@ void attach(const c10::intrusive_ptr<c10d::ProcessGroup>& pg,
                  c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
 }
 
+// The same for a group whose members come later, by `reconfigure`.
+void attach_apart(const c10::intrusive_ptr<c10d::ProcessGroup>& pg,
+                  const c10::Dict<std::string, std::string>& settings, int64_t timeout_ms) {
+  std::vector<Setting> list;
+  for (const auto& entry : settings) list.push_back(Setting{entry.key(), entry.value()});
+  Joined joined = apart({list.data(), list.size()});
+  raise(joined.status);
+  auto options =
+      c10::make_intrusive<c10d::Backend::Options>("unisono", std::chrono::milliseconds(timeout_ms));
+  auto backend = c10::make_intrusive<Backend>(std::move(joined.group), pg->getRank(), pg->getSize(),
+                                              std::move(options), std::move(list));
+  pg->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
+                 c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
+}
+
 struct Registry {
   // The process that the groups are of.
   const pid_t owner = ::getpid();
@@ -266,6 +281,10 @@ TORCH_LIBRARY(unisono, library) {
       "attach(__torch__.torch.classes.c10d.ProcessGroup pg, Dict(str, str) settings, "
       "int timeout_ms, int[] global_ranks) -> ()",
       attach);
+  library.def(
+      "attach_apart(__torch__.torch.classes.c10d.ProcessGroup pg, Dict(str, str) settings, "
+      "int timeout_ms) -> ()",
+      attach_apart);
   // Implemented in Python: torch's pools of memory are there.
   library.def("allocate(int size, ScalarType dtype, Device device) -> Tensor");
   define_operators(library);

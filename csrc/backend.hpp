@@ -115,6 +115,12 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude,
                                            int shrink_flags,
                                            const c10::intrusive_ptr<Options>& opts) override;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  // The same object with other members, which know each other by handles.
+  bool supportsReconfigure() const override { return true; }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  WorkPointer reconfigure(const c10d::ReconfigureOptions& opts) override;
+#endif
   // A new group of this and other ranks, which meet through `store`.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<Options>& opts, const int& rank,

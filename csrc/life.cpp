@@ -1,6 +1,9 @@
 // A backend's life: its making and end, groups made from it, its observers, windows of calls.
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "backend.hpp"
 #include "batch.hpp"
@@ -115,6 +118,36 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ra
   backend->setTimeout(base->timeout);
   return backend;
 }
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+c10d::ReconfigureHandle Backend::get_reconfigure_handle() const {
+  const Handed handed = unisono::reconfigure_handle(*handle_->group);
+  raise(handed.status);
+  return std::string(handed.text);
+}
+
+Backend::WorkPointer Backend::reconfigure(const c10d::ReconfigureOptions& opts) {
+  const bool is_ordered = std::holds_alternative<std::vector<std::string>>(opts.handles);
+  rust::Vec<rust::String> handles;
+  std::visit(
+      [&handles](const auto& given) {
+        for (const std::string& handle : given) handles.push_back(rust::String::lossy(handle));
+      },
+      opts.handles);
+  const Formed formed =
+      unisono::reconfigure(*handle_->group, std::move(handles), is_ordered, opts.uuid);
+  raise(formed.status);
+  handle_->renew();
+  rank_ = static_cast<int>(formed.rank);
+  size_ = static_cast<int>(formed.size);
+  setTimeout(options_->timeout);
+  // It is done when all members have come.
+  c10d::BarrierOptions barrier;
+  barrier.asyncOp = true;
+  if (opts.timeout) barrier.timeout = *opts.timeout;
+  return this->barrier(barrier);
+}
+#endif
 
 c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const c10::intrusive_ptr<Options>& opts,

@@ -37,6 +37,9 @@ struct Handle {
     group->close();
   }
 
+  // It has other members now, and its end is to be reported again.
+  void renew() const { left_ = false; }
+
   // For good: a graph may use them whenever it is run.
   void retain(std::vector<Kept> kept) {
     std::lock_guard lock(mutex_);

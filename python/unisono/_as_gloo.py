@@ -81,9 +81,6 @@ def _serve_the_name(dist: Any, c10d: Any, asked_by: str) -> None:
     def create(opts: Any, options: Any = None) -> Any:
         from unisono.torch import create_backend
 
-        if getattr(opts, "enable_reconfigure", False):
-            _say_once("enable_reconfigure", "a group with enable_reconfigure=True stays on gloo")
-            return c10d._create_gloo_process_group(opts, options)
         own = options if hasattr(options, "settings") or hasattr(options, "keys") else None
         speaks = _is_to_speak(opts.store, opts.group_rank)
         backend = create_backend(opts, own)
@@ -311,13 +308,6 @@ def _construct(
 
     if isinstance(options, timedelta):
         options, timeout = None, options
-    if enable_reconfigure or getattr(options, "enable_reconfigure", False):
-        _say_once("enable_reconfigure", "a group with enable_reconfigure=True stays on gloo")
-        if options is not None:
-            return genuine(store, rank, size, options)
-        return genuine(
-            store, rank, size, timeout=timeout or _DEFAULT_TIMEOUT, enable_reconfigure=True
-        )
     ranks: list[int] = []
     if options is not None:
         timeout = timeout or options._timeout
@@ -336,6 +326,8 @@ def _construct(
             group_size=size,
             timeout=timeout or _DEFAULT_TIMEOUT,
             global_ranks_in_group=ranks,
+            enable_reconfigure=enable_reconfigure
+            or getattr(options, "enable_reconfigure", False),
         )
     )
     if backend.options is None:

@@ -138,6 +138,10 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
     _prepare()
     settings, milliseconds = _settings(opts.timeout, pg_options)
     group = ProcessGroup(opts.store, opts.group_rank, opts.group_size)
+    if getattr(opts, "enable_reconfigure", False):
+        # Its members come by `reconfigure`, and the store is not asked.
+        torch.ops.unisono.attach_apart(group.boxed(), settings, milliseconds)
+        return group._get_backend(torch.device("cpu"))
     # One object serves every device; torch puts it under those that it was registered for.
     torch.ops.unisono.attach(
         group.boxed(), settings, milliseconds, list(opts.global_ranks_in_group)

@@ -100,7 +100,7 @@ pub mod transport;
 pub mod types;
 mod users;
 
-pub use communicator::{Communicator, Work};
+pub use communicator::{Candidate, Communicator, Work};
 pub use engine::{Completion, PointToPoint, Request, Sizes, wait_for_threads};
 pub use fork::PerProcess;
 #[doc(inline)]

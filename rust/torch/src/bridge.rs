@@ -1,6 +1,8 @@
 //! The interface between Rust and C++. `build.rs` makes the C++ side of it from this file.
 
-use crate::group::{Group, estimate, estimate_message, join, shrink, subgroup};
+use crate::group::{
+    Group, apart, estimate, estimate_message, join, reconfigure, reconfigure_handle, shrink, subgroup,
+};
 use crate::heap::{heap_allocate, heap_enabled, heap_free};
 use crate::interrupts::{check_signals, give_up, take_raised};
 use crate::operation::{Operation, receive, run, send, start};
@@ -176,6 +178,19 @@ pub(crate) mod ffi {
         amount: u64,
     }
 
+    /// A text.
+    struct Handed {
+        status: Status,
+        text: String,
+    }
+
+    /// The place of this process in a group that has been reconfigured.
+    struct Formed {
+        status: Status,
+        rank: usize,
+        size: usize,
+    }
+
     struct Joined {
         status: Status,
         group: Box<Group>,
@@ -206,6 +221,14 @@ pub(crate) mod ffi {
         unsafe fn start(group: &Group, call: &Call, completion: UniquePtr<Completion>) -> Started;
         fn subgroup(group: &Group, ranks: &[usize], label: &str) -> Joined;
         fn shrink(group: &Group, excluded: &[usize]) -> Joined;
+        fn apart(settings: &[Setting]) -> Joined;
+        fn reconfigure_handle(group: &Group) -> Handed;
+        fn reconfigure(
+            group: &Group,
+            handles: Vec<String>,
+            is_ordered: bool,
+            number: i64,
+        ) -> Formed;
         unsafe fn run(group: &Group, call: &Call) -> Ran;
         unsafe fn estimate(group: &Group, call: &Call) -> f64;
         fn estimate_message(group: &Group, peer: i64, bytes: usize) -> f64;

@@ -1,15 +1,19 @@
 //! A group: how it forms, and what it is asked and told besides its operations.
 
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
-use unisono::Communicator;
 use unisono::config::{Config, DeviceFailure};
 use unisono::error::{Code, Error, Result};
 use unisono::fence::guard;
 use unisono::locks::Mutex;
+use unisono::rendezvous::launcher;
+use unisono::{Candidate, Communicator};
 
 use crate::interrupts::{self, outcome_of_wait, status_of_wait};
-use crate::status::{ok, outcome};
+use crate::status::{ok, outcome, status};
 use crate::store::TorchStore;
 use crate::values::request;
 use crate::{ffi, heap};
@@ -17,11 +21,46 @@ use crate::{ffi, heap};
 /// How long a group that is closed waits for what is under way on devices.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// A joined group; empty when joining failed, which the status beside it says.
+/// A group, whose members may change. It has none when joining failed, which the status beside it says, and when it is to be
+/// reconfigured first.
 pub(crate) struct Group {
-    communicator: Option<Communicator>,
+    /// The last of `all`, or null.
+    current: AtomicPtr<Communicator>,
+    /// One after the other. Those before the last are closed; they stay, since calls may still be in them.
+    all: Mutex<Vec<Arc<Communicator>>>,
+    /// By which it is reconfigured, once that was asked for.
+    candidate: Mutex<Option<Candidate>>,
     /// The group of those that are left, where a call of `shrink` expected more of them.
     left: Mutex<Option<Communicator>>,
+}
+
+impl Group {
+    fn new(communicator: Option<Communicator>, candidate: Option<Candidate>) -> Self {
+        let group = Self {
+            current: AtomicPtr::new(ptr::null_mut()),
+            all: Mutex::default(),
+            candidate: Mutex::new(candidate),
+            left: Mutex::default(),
+        };
+        if let Some(communicator) = communicator {
+            group.replace(communicator);
+        }
+        group
+    }
+
+    /// Closes the communicator and goes on with another one.
+    fn replace(&self, next: Communicator) {
+        let next = Arc::new(next);
+        let mut all = self.all.lock();
+        let before = all.last().cloned();
+        self.current
+            .store(Arc::as_ptr(&next).cast_mut(), Ordering::Release);
+        all.push(next);
+        drop(all);
+        if let Some(before) = before {
+            before.close();
+        }
+    }
 }
 
 /// Joins the group that meets through the store. `numbers`: of its ranks in the whole job; none for the group of all.
@@ -33,11 +72,7 @@ pub(crate) fn join(
     settings: &[ffi::Setting],
 ) -> ffi::Joined {
     let joined = guard(|| {
-        let mut config = Config::from_env()?;
-        for setting in settings {
-            config.set(&setting.name, &setting.value)?;
-        }
-        unisono_python::log::start(&config);
+        let config = configure(settings)?;
         let store = TorchStore { store, world };
         if numbers.len() != world {
             return Communicator::join(&store, rank, world, config);
@@ -48,6 +83,66 @@ pub(crate) fn join(
     as_joined(joined.map(Some))
 }
 
+/// A group without members, to be reconfigured.
+pub(crate) fn apart(settings: &[ffi::Setting]) -> ffi::Joined {
+    let candidate = guard(|| candidate(configure(settings)?));
+    let (status, candidate) = match candidate {
+        Ok(candidate) => (ok(), Some(candidate)),
+        Err(error) => (status_of_wait(&error), None),
+    };
+    ffi::Joined {
+        status,
+        group: Box::new(Group::new(None, candidate)),
+    }
+}
+
+fn configure(settings: &[ffi::Setting]) -> Result<Config> {
+    let mut config = Config::from_env()?;
+    for setting in settings {
+        config.set(&setting.name, &setting.value)?;
+    }
+    unisono_python::log::start(&config);
+    Ok(config)
+}
+
+/// With the secret that the launcher gave to its ranks, if it did.
+fn candidate(config: Config) -> Result<Candidate> {
+    Candidate::new(config, launcher::secret(1))
+}
+
+/// The text by which the other members of a reconfigured group know this process.
+pub(crate) fn reconfigure_handle(group: &Group) -> ffi::Handed {
+    let handle = group.as_candidate(|candidate| Ok(candidate.handle().to_owned()));
+    let (status, text) = match handle {
+        Ok(text) => (ok(), text),
+        Err(error) => (status(&error), String::new()),
+    };
+    ffi::Handed { status, text }
+}
+
+/// Makes it a group of the processes with these handles: their ranks are as their order, or as that of the texts.
+pub(crate) fn reconfigure(
+    group: &Group,
+    mut handles: Vec<String>,
+    is_ordered: bool,
+    number: i64,
+) -> ffi::Formed {
+    if !is_ordered {
+        handles.sort_unstable();
+    }
+    let formed = group.as_candidate(|candidate| {
+        let communicator = candidate.form(&handles, number)?;
+        let place = (communicator.rank(), communicator.world_size());
+        group.replace(communicator);
+        Ok(place)
+    });
+    let (status, (rank, size)) = match formed {
+        Ok(place) => (ok(), place),
+        Err(error) => (status(&error), (0, 0)),
+    };
+    ffi::Formed { status, rank, size }
+}
+
 fn as_joined(joined: Result<Option<Communicator>>) -> ffi::Joined {
     let (status, communicator) = match joined {
         Ok(communicator) => (ok(), communicator),
@@ -55,10 +150,7 @@ fn as_joined(joined: Result<Option<Communicator>>) -> ffi::Joined {
     };
     ffi::Joined {
         status,
-        group: Box::new(Group {
-            communicator,
-            left: Mutex::new(None),
-        }),
+        group: Box::new(Group::new(communicator, None)),
     }
 }
 
@@ -132,11 +224,27 @@ fn microseconds(duration: Duration) -> f64 {
 
 impl Group {
     pub(crate) fn guard<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
-        let communicator = self
-            .communicator
-            .as_ref()
-            .ok_or_else(|| Error::internal("the group was never joined"))?;
+        let current = self.current.load(Ordering::Acquire);
+        // SAFETY: null, or one of `all`, which stay for as long as the group does.
+        let communicator = unsafe { current.as_ref() }.ok_or_else(|| {
+            Error::invalid("this group has no members yet: it is to be reconfigured first")
+        })?;
         communicator.guard(body)
+    }
+
+    /// Does this with the candidate of this group, which is made when it is first needed.
+    fn as_candidate<T>(&self, body: impl FnOnce(&Candidate) -> Result<T>) -> Result<T> {
+        guard(|| {
+            let mut made = self.candidate.lock();
+            let candidate = match &*made {
+                Some(candidate) => candidate,
+                None => {
+                    let config = self.guard(|communicator| Ok(communicator.config().clone()))?;
+                    made.insert(candidate(config)?)
+                }
+            };
+            body(candidate)
+        })
     }
 
     /// As [`Group::guard`], for a body that waits. A wait that a signal has ended ends what is under way elsewhere in the

@@ -1,5 +1,6 @@
 //! The group and its collectives: what the three doors call.
 
+mod candidate;
 mod int8;
 mod messages;
 mod shrink;
@@ -8,6 +9,7 @@ mod work;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::candidate::Candidate;
 use self::shrink::{Former, Shrinking};
 pub use self::work::Work;
 use crate::config::Config;

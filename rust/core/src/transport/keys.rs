@@ -162,6 +162,18 @@ impl GroupKey {
         }
     }
 
+    /// The key of a group of the same members that `meeting` tells from this one.
+    #[must_use]
+    pub(crate) fn apart(&self, meeting: &[u8]) -> Self {
+        let mut hash = Sha256::new_with_prefix(b"unisono apart");
+        hash.update(self.id);
+        hash.update(meeting);
+        Self {
+            id: shortened(hash),
+            ..self.clone()
+        }
+    }
+
     /// The group's name on the wire: the same on all members, and different for every group that ever formed. Public.
     pub fn id(&self) -> [u8; 16] {
         self.id

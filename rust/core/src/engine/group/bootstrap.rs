@@ -17,10 +17,12 @@ use crate::plan::cost::{Costs, Rounded};
 use crate::plan::topology::Topology;
 use crate::processors::{Place, cores, place};
 use crate::rendezvous::launcher;
-use crate::rendezvous::roster::{self, Introduction, Member as Introduced};
+use crate::rendezvous::roster::{self, Introduction, Member as Introduced, Roster};
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
-use crate::transport::endpoint::{self, Address, Endpoint, EndpointOptions, Gate, Lane, Verdict};
+use crate::transport::endpoint::{
+    self, Address, Endpoint, EndpointOptions, Gate, Lane, Seat, Verdict,
+};
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, Stripe, local};
 use crate::types::{DataType, Rank};
@@ -54,39 +56,35 @@ impl Group {
                 "rank {rank} is out of range for a group of {world} ranks"
             )));
         }
-        let mut endpoint = Endpoint::global(&EndpointOptions {
-            host: config.host.clone(),
-            interface: config.interface.clone(),
-            hint: endpoint::hint(),
+        let options = EndpointOptions {
             towards: store.address(),
             one_host: world == 1 || !store.is_for_strangers() && launcher::is_one_host(world),
-            ring_bytes: config.ring_bytes.bytes(),
-        })?;
+            ..endpoint_options(&config)
+        };
+        let mut endpoint = Endpoint::global(&options)?;
         let address = endpoint.address();
-        let me = introduction(store, (rank, world), address, &config)?;
+        let secret = secret(store.secret(), &config)?;
+        let me = introduction((rank, world), address, secret, &config)?;
         let price = |members: &[Introduced]| price(&endpoint, members);
         let roster = roster::join(store, &me, patience, &price);
         let roster = roster.map_err(|error| clarify(error, numbers))?;
-        descriptors::make_room(world);
-        let member = |member: &Introduced| {
-            let address = Address::from_bytes(&member.address).map_err(|error| {
-                Error::new(
-                    Code::Untrusted,
-                    format!("the address of rank {} in the store: {error}", member.rank),
-                )
-            })?;
-            Ok(Member {
-                label: format!("host {}, pid {}", member.hostname, member.pid),
-                global: number_of(member.rank, numbers),
-                address: Some(address),
-            })
-        };
-        let members: Members = roster.members.iter().map(member).collect::<Result<_>>()?;
+        let members = introduced(&roster, numbers)?;
         let addresses = members.iter().filter_map(|member| member.address.as_ref());
         endpoint.met(addresses);
         if let Some(rate) = roster.costs.rate() {
             endpoint.learn_rate(rate);
         }
+        Self::of_roster(endpoint, roster, members, (rank, config))
+    }
+
+    /// The group of a roster, whose ranks `members` are.
+    pub(crate) fn of_roster(
+        endpoint: Seat,
+        roster: Roster,
+        members: Members,
+        (rank, config): (Rank, Config),
+    ) -> Result<Arc<Self>> {
+        descriptors::make_room(members.len());
         let places = roster.members.iter();
         let places: Vec<_> = places.map(|member| (&member.host, member.node)).collect();
         let costs = roster.costs.costs();
@@ -330,6 +328,36 @@ impl Group {
     }
 }
 
+/// The ranks of a roster. `numbers`: theirs in the whole job, where that has more ranks.
+pub(crate) fn introduced(roster: &Roster, numbers: Option<&[Rank]>) -> Result<Members> {
+    let member = |member: &Introduced| {
+        let address = Address::from_bytes(&member.address).map_err(|error| {
+            Error::new(
+                Code::Untrusted,
+                format!("the address of rank {} in the store: {error}", member.rank),
+            )
+        })?;
+        Ok(Member {
+            label: format!("host {}, pid {}", member.hostname, member.pid),
+            global: number_of(member.rank, numbers),
+            address: Some(address),
+        })
+    };
+    roster.members.iter().map(member).collect()
+}
+
+/// The endpoint that the settings ask for, to be reached from all hosts.
+pub(crate) fn endpoint_options(config: &Config) -> EndpointOptions {
+    EndpointOptions {
+        host: config.host.clone(),
+        interface: config.interface.clone(),
+        hint: endpoint::hint(),
+        towards: None,
+        one_host: false,
+        ring_bytes: config.ring_bytes.bytes(),
+    }
+}
+
 /// The number of `rank` in the whole job, of a group whose ranks have these `numbers` there.
 fn number_of(rank: Rank, numbers: Option<&[Rank]>) -> Rank {
     let number = numbers.and_then(|numbers| numbers.get(rank));
@@ -354,12 +382,13 @@ fn clarify(error: Error, numbers: Option<&[Rank]>) -> Error {
     }
 }
 
-/// The secret that only the ranks of this job know: the store's, the one in the user's file, or both mixed, if there is any.
-fn secret(store: &dyn Store, config: &Config) -> Result<Option<Secret>> {
+/// The secret that only the ranks of this job know: the one `given` by a store or a launcher, the one in the user's file, or
+/// both mixed, if there is any.
+pub(crate) fn secret(given: Option<Secret>, config: &Config) -> Result<Option<Secret>> {
     let file = config.secret_file.as_deref().map(Secret::read_file);
-    Ok(match (file.transpose()?, store.secret()) {
-        (Some(file), Some(store)) => Some(file.mix(&store)),
-        (file, store) => file.or(store),
+    Ok(match (file.transpose()?, given) {
+        (Some(file), Some(given)) => Some(file.mix(&given)),
+        (file, given) => file.or(given),
     })
 }
 
@@ -407,14 +436,14 @@ impl Gate for Door {
 }
 
 /// The introduction of this rank to the others.
-fn introduction(
-    store: &dyn Store,
+pub(crate) fn introduction(
     (rank, world): (Rank, usize),
     address: &Address,
+    secret: Option<Secret>,
     config: &Config,
 ) -> Result<Introduction> {
     let mut me = Introduction::new(rank, world, address.to_bytes(), config)?;
-    me.secret = secret(store, config)?;
+    me.secret = secret;
     if config.encrypt.0 && me.secret.is_none() && !SAID_UNPROVEN.swap(true, Ordering::Relaxed) {
         tracing::warn!(
             "encryption without a secret: a process that can write to the store, or change what goes to it, can take part all the same; \
@@ -439,22 +468,31 @@ fn introduction(
     Ok(me)
 }
 
+/// The cores that the ranks of this host share: where they are bound to memory nodes, those of all nodes.
+fn shared_cores() -> usize {
+    let Place {
+        node,
+        cores: of_all,
+        ..
+    } = place();
+    match node {
+        Some(_) => of_all.max(cores()),
+        None => cores(),
+    }
+}
+
+/// The costs on this rank, where nothing is known of others.
+pub(crate) fn costs_here() -> Rounded {
+    calibrate::costs().rounded(shared_cores())
+}
+
 /// The costs on this rank, the first, and between it and other hosts. They hold for all members, so that all make the same
 /// choices.
 fn price(endpoint: &Endpoint, members: &[Introduced]) -> Rounded {
     if members.len() < 2 {
         return Costs::TYPICAL.rounded(1);
     }
-    let Place {
-        node,
-        cores: of_all,
-        ..
-    } = place();
-    // Where ranks are bound to nodes, they share the cores of all nodes.
-    let shared = match node {
-        Some(_) => of_all.max(cores()),
-        None => cores(),
-    };
+    let shared = shared_cores();
     let addresses: Vec<_> = members
         .iter()
         .filter_map(|member| Address::from_bytes(&member.address).ok())

@@ -1,10 +1,11 @@
 //! Why there is no group, in words: which ranks are concerned, in what they differ, and what to try.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, Result};
 use crate::rendezvous::introduction::Introduction;
-use crate::rendezvous::records::{Refused, Row};
+use crate::rendezvous::records::{Entry, Refused, Row};
 use crate::types::Rank;
 
 /// The error for what the store holds as the entry or the verdict of `rank`.
@@ -41,6 +42,30 @@ pub(super) fn refusal(me: &Introduction, rank: Rank, why: Refused) -> Error {
         ),
     };
     Error::new(code, message).with_peer(rank)
+}
+
+/// Checks that the entry of another rank has the settings of `mine`, this rank's.
+pub(super) fn compare_settings(me: &Introduction, mine: &Entry, other: &Entry) -> Result<()> {
+    let settings =
+        |entry: &Entry| -> BTreeMap<String, String> { entry.settings.iter().cloned().collect() };
+    let rank = other.rank as Rank;
+    let (mine, theirs) = (settings(mine), settings(other));
+    for name in mine.keys().chain(theirs.keys()) {
+        let (mine, theirs) = (mine.get(name), theirs.get(name));
+        if mine != theirs {
+            let shown = |value: Option<&String>| value.map_or("unset".to_owned(), String::clone);
+            let message = format!(
+                "setting {name} must be the same on all ranks, but is {} on rank {} and {} on rank {rank} ({})",
+                shown(mine),
+                me.rank,
+                shown(theirs),
+                other.row.hostname
+            );
+            let error = Error::new(Code::Mismatch, message).with_field(name.clone());
+            return Err(error.with_peer(rank));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn wrong_world(me: &Introduction, rank: Rank, world: usize) -> Error {

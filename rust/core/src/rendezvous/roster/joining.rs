@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::failures::{claimed_twice, incomplete, left_over, list, refusal, wrong_world};
+use super::failures::{
+    claimed_twice, compare_settings, incomplete, left_over, list, refusal, wrong_world,
+};
 use super::{Price, Roster, entry_key, members};
 use crate::error::{Code, Error, Result};
 use crate::plan::cost::Rounded;
@@ -416,27 +418,7 @@ impl Joining<'_> {
         if other.world != self.entry.world {
             return Err(self.wrong_world(rank, other.world as usize));
         }
-        let settings = |entry: &Entry| -> BTreeMap<String, String> {
-            entry.settings.iter().cloned().collect()
-        };
-        let (mine, theirs) = (settings(&self.entry), settings(other));
-        for name in mine.keys().chain(theirs.keys()) {
-            let (mine, theirs) = (mine.get(name), theirs.get(name));
-            if mine != theirs {
-                let shown =
-                    |value: Option<&String>| value.map_or("unset".to_owned(), String::clone);
-                let message = format!(
-                    "setting {name} must be the same on all ranks, but is {} on rank {} and {} on rank {rank} ({})",
-                    shown(mine),
-                    self.me.rank,
-                    shown(theirs),
-                    other.row.hostname
-                );
-                let error = Error::new(Code::Mismatch, message).with_field(name.clone());
-                return Err(self.may_be_left_over(error.with_peer(rank)));
-            }
-        }
-        Ok(())
+        compare_settings(self.me, &self.entry, other).map_err(|error| self.may_be_left_over(error))
     }
 
     /// Tells rank 0 of `error`, which concerns this rank, and returns it.

@@ -17,16 +17,20 @@
 //! the verdict says so under `left/N`, and rank 0 has joined, or has failed to, when all ranks that came have said so: it may
 //! end right away, by whatever way, and the others join all the same.
 //!
+//! **Without a store.** A group may also form of texts that its members exchange by themselves (`handles`).
+//!
 //! **Again.** A process that has joined in a store may do so again when its group has ended, or beside it: it finds its
 //! own entry there, and goes on to the next round, whose keys have a prefix. All its ranks do so equally often.
 
 mod failures;
+mod handles;
 mod joining;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
+pub use self::handles::{handle, of_handles};
 use self::joining::join_round;
 pub use super::introduction::{Introduction, host_label, hostname};
 use super::records::{Row, Seal};
