@@ -14,7 +14,7 @@ from ranks import RankResult, run_ranks
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(
-    not hasattr(torch.distributed.Backend, "reconfigure"),
+    not hasattr(torch._C._distributed_c10d.Backend, "reconfigure"),
     reason="this torch has no reconfigure (2.15 has)",
 )
 
