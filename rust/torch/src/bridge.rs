@@ -1,7 +1,8 @@
 //! The interface between Rust and C++. `build.rs` makes the C++ side of it from this file.
 
 use crate::group::{
-    Group, apart, estimate, estimate_message, join, reconfigure, reconfigure_handle, shrink, subgroup,
+    Group, apart, estimate, estimate_message, join, reconfigure, reconfigure_handle, shrink,
+    subgroup,
 };
 use crate::heap::{heap_allocate, heap_enabled, heap_free};
 use crate::interrupts::{check_signals, give_up, take_raised};
