@@ -45,15 +45,20 @@ def contribution(number: int, step: int) -> np.ndarray:
 
 
 def train(
-    comm: unisono.Communicator, story: Story, steps: int, death: int | None
+    comm: unisono.Communicator,
+    story: Story,
+    steps: int,
+    death: int | None = None,
+    victims: Sequence[int] = (),
 ) -> unisono.Communicator:
-    """Sum until `steps` are done by those that live; `death` is the step in which this rank dies.
+    """Sum in each group for `steps`, at least until the `victims` are gone.
 
-    Each step is one collective, so the number of those that all have ended says where to go on.
+    Each step is one collective, so the number of those that all have ended says where to go on. This
+    rank dies in the step `death`.
     """
     numbers, step, failed = story.groups[-1], 0, 0.0
     first = 0
-    while step < steps:
+    while step < first + steps or set(victims) & set(numbers):
         if step == death:
             die()
         try:
@@ -82,22 +87,22 @@ def train(
     return comm
 
 
-def go_on(deaths: dict[int, int], steps: int = 30) -> Story:
+def go_on(deaths: dict[int, int], steps: int = 20) -> Story:
     """Ranks die in these steps; the others go on and get the sums of those that live."""
     comm = unisono.init()
     story = Story([list(range(comm.size))])
-    train(comm, story, steps, deaths.get(comm.rank)).close()
+    train(comm, story, steps, death=deaths.get(comm.rank)).close()
     return story
 
 
-def die_at_any_time(seed: int, victims: Sequence[int], steps: int) -> Story:
+def die_at_any_time(seed: int, victims: Sequence[int]) -> Story:
     """As `go_on`, where victims die at times of their own, also while the ranks agree."""
     comm = unisono.init()
     chance = random.Random(f"{seed} {comm.rank}")
     if comm.rank in victims:
         threading.Timer(chance.expovariate(1 / 0.02), die).start()
     story = Story([list(range(comm.size))])
-    train(comm, story, steps, None).close()
+    train(comm, story, 20, victims=victims).close()
     return story
 
 

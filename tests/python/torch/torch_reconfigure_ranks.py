@@ -37,6 +37,14 @@ class Meeting:
             time.sleep(0.01)
         return [path.read_text() for path in paths]
 
+    def wait_for(self, numbers: Sequence[int]) -> None:
+        """Wait until these processes have come to this point."""
+        self.rounds += 1
+        (self.folder / f"{self.number} at {self.rounds}").touch()
+        paths = [self.folder / f"{number} at {self.rounds}" for number in numbers]
+        while not all(path.exists() for path in paths):
+            time.sleep(0.01)
+
 
 def form(meeting: Meeting, uuid: int, numbers: Sequence[int], kind: type = list) -> None:
     """Reconfigure to these processes, and check that the group is theirs."""
@@ -114,6 +122,7 @@ def changes_members(backend: str, folder: str) -> None:
             waits.wait()
     group = dist.group.WORLD
     assert group is not None
+    meeting.wait_for(everyone)
     group.abort()
     with pytest.raises(dist.DistError):
         dist.barrier()

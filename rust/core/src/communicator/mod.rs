@@ -271,6 +271,45 @@ impl Communicator {
         Ok(self.group.subgroup(ranks, &label)?.map(Self::new))
     }
 
+    /// A communicator of the ranks that are left, numbered in the order of their numbers here. All of them call it, usually
+    /// after an operation has failed because a rank is gone; those that are gone, and those of `excluded`, need not. It needs
+    /// neither the store nor rank 0, and ranks may go while it is under way.
+    ///
+    /// The ranks agree on the result: each that returns has the same. A rank whose process has ended is left out. One that
+    /// runs is waited for, for as long as `patience`; after that the call may be made again, with other ranks excluded, and
+    /// goes on from there. Ranks that cannot be reached, and may live, are left out by a majority alone (of half the ranks, the
+    /// half with the lowest). This communicator stays as it is: close it when it is not needed any more.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where this rank is excluded, or a rank is out of range, or this has succeeded before; `Timeout` naming
+    /// ranks that did not call it; `PeerLost` in a minority; `Aborted` where the others go on without this rank, or one of
+    /// them has closed the communicator or was interrupted.
+    pub fn shrink(&self, excluded: &[Rank], patience: Duration) -> Result<Self> {
+        let wish = (excluded, patience);
+        let (group, former) = shrink::shrink(&self.group, &self.shrinking, wish)?;
+        let mut shrunk = Self::new(group);
+        shrunk.former = Some(former);
+        Ok(shrunk)
+    }
+
+    /// The number that each rank had in the communicator that this one was [shrunk](Self::shrink) from; `None` for others.
+    pub fn former_ranks(&self) -> Option<&[Rank]> {
+        self.former.as_ref().map(|former| &*former.ranks)
+    }
+
+    /// The collectives of that communicator up to this number, counted from 1, had ended on each of these ranks. A rank where
+    /// [more](Self::ended) had ended may have results that others do not have.
+    pub fn former_ended(&self) -> Option<u64> {
+        self.former.as_ref().map(|former| former.ended)
+    }
+
+    /// The collectives up to this number, counted from 1, have ended on this rank; of a communicator that has failed, before it
+    /// did. Those on device memory do not count.
+    pub fn ended(&self) -> u64 {
+        let core = self.group.lock_here();
+        core.map_or(0, |core| core.ended())
+    }
+
     /// How long an operation may take from now on, unless its request says otherwise. Zero: for ever.
     pub fn set_timeout(&self, timeout: Duration) {
         self.group.set_timeout(timeout);
@@ -323,7 +362,9 @@ impl Communicator {
 
     /// Ends every operation on every rank with an error that gives `reason`.
     pub fn abort(&self, reason: &str) {
-        self.leave_agreement();
+        if let Some(agreement) = self.agreement() {
+            agreement.leave();
+        }
         self.devices.abort(reason);
         self.levels.each().for_each(|level| level.abort(reason));
         self.group.abort(reason);
@@ -344,19 +385,20 @@ impl Communicator {
     /// Leaves the group in good order: operations still under way here fail, data already sent stays readable for
     /// the others. Idempotent.
     pub fn close(&self) {
-        self.leave_agreement();
+        if let Some(agreement) = self.agreement() {
+            agreement.await_the_others();
+            agreement.leave();
+        }
         self.devices.close();
         self.levels.each().for_each(Self::close);
         self.group.close();
         self.levels.each().for_each(Self::close);
     }
 
-    fn leave_agreement(&self) {
-        if self.shrinking.is_here()
-            && let Some(shrinking) = self.shrinking.lock().clone()
-        {
-            shrinking.leave();
-        }
+    /// The agreement of the ranks that are left, if it has begun in this process.
+    fn agreement(&self) -> Option<Arc<Shrinking>> {
+        let is_here = self.shrinking.is_here();
+        is_here.then(|| self.shrinking.lock().clone()).flatten()
     }
 
     /// The latest operations of this rank, one line per operation, oldest first: for reports.

@@ -11,7 +11,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Communicator;
 use crate::buffer::Memory;
 use crate::engine::membership::agreement::{Action, Agreement, Event, Loss, Outcome};
 use crate::engine::membership::message::{Decision, Message, Refusal};
@@ -35,9 +34,9 @@ const TAG: u64 = 0;
 #[derive(Debug)]
 pub(super) struct Former {
     /// The number that each rank had there.
-    ranks: Vec<Rank>,
+    pub(super) ranks: Vec<Rank>,
     /// The collectives up to this number had ended there on each of them.
-    ended: u64,
+    pub(super) ended: u64,
 }
 
 /// One rank's part in the agreement, with the ways to the others.
@@ -317,8 +316,8 @@ impl Shrinking {
         !std::mem::replace(&mut self.state.lock().has_gone_on, true)
     }
 
-    /// Takes part no more. Where it is decided, waits until the others have heard it, for a while.
-    pub(super) fn leave(&self) {
+    /// Where it is decided, waits until the others have heard it, for a while.
+    pub(super) fn await_the_others(&self) {
         let until = Instant::now() + HEARD_WITHIN;
         let mut state = self.state.lock();
         while state.agreement.outcome().is_some() && !state.agreement.is_over() {
@@ -328,6 +327,11 @@ impl Shrinking {
             }
             self.changed.wait_for(&mut state, left);
         }
+    }
+
+    /// Takes part no more.
+    pub(super) fn leave(&self) {
+        let mut state = self.state.lock();
         if state.has_left {
             return;
         }
@@ -403,89 +407,57 @@ fn about(error: Error, ranks: &BTreeSet<Rank>) -> Error {
     }
 }
 
-impl Communicator {
-    /// A communicator of the ranks that are left, numbered in the order of their numbers here. All of them call it, usually
-    /// after an operation has failed because a rank is gone; those that are gone, and those of `excluded`, need not. It needs
-    /// neither the store nor rank 0, and ranks may go while it is under way.
-    ///
-    /// The ranks agree on the result: each that returns has the same. A rank whose process has ended is left out. One that
-    /// runs is waited for, for as long as `patience`; after that the call may be made again, with other ranks excluded, and
-    /// goes on from there. Ranks that cannot be reached, and may live, are left out by a majority alone (of half the ranks, the
-    /// half with the lowest). This communicator stays as it is: close it when it is not needed any more.
-    ///
-    /// # Errors
-    /// `InvalidArgument` where this rank is excluded, or a rank is out of range, or this has succeeded before; `Timeout` naming
-    /// ranks that did not call it; `PeerLost` in a minority; `Aborted` where the others go on without this rank, or one of
-    /// them has closed the communicator or was interrupted.
-    pub fn shrink(&self, excluded: &[Rank], patience: Duration) -> Result<Self> {
-        self.group.check_open()?;
-        for rank in excluded {
-            self.group.check_rank(*rank, "exclude")?;
-        }
-        let excluded: BTreeSet<Rank> = excluded.iter().copied().collect();
-        if excluded.contains(&self.rank()) {
-            return Err(Error::invalid(
-                "a rank cannot exclude itself: close the communicator, and leave shrink to the others",
-            ));
-        }
-        let shrinking = {
-            let mut kept = self.shrinking.lock();
-            match &*kept {
-                Some(begun) => {
-                    begun.exclude(excluded);
-                    Arc::clone(begun)
-                }
-                None => kept.insert(Shrinking::begin(&self.group, excluded)).clone(),
+/// The group of the ranks that are left of `group`, and where it comes from. `kept` has the agreement once it has begun.
+pub(super) fn shrink(
+    group: &Arc<Group>,
+    kept: &Mutex<Option<Arc<Shrinking>>>,
+    (excluded, patience): (&[Rank], Duration),
+) -> Result<(Arc<Group>, Former)> {
+    group.check_open()?;
+    for rank in excluded {
+        group.check_rank(*rank, "exclude")?;
+    }
+    let excluded: BTreeSet<Rank> = excluded.iter().copied().collect();
+    if excluded.contains(&group.rank()) {
+        return Err(Error::invalid(
+            "a rank cannot exclude itself: close the communicator, and leave shrink to the others",
+        ));
+    }
+    let shrinking = {
+        let mut kept = kept.lock();
+        match &*kept {
+            Some(begun) => {
+                begun.exclude(excluded);
+                Arc::clone(begun)
             }
-        };
-        match shrinking.wait(patience)? {
-            Outcome::Decided(decision) if shrinking.is_first() => self.go_on(&decision),
-            Outcome::Decided(_) => Err(Error::invalid("this communicator has been shrunk")),
-            Outcome::LeftOut(decision) => Err(Error::new(
-                Code::Aborted,
-                format!(
-                    "shrink: {} go on without this rank, which one of them could not reach or excluded",
-                    shrinking.names(&decision.living)
-                ),
-            )),
-            Outcome::Refused(refusal) => Err(shrinking.refused(&refusal)),
+            None => kept.insert(Shrinking::begin(group, excluded)).clone(),
         }
+    };
+    match shrinking.wait(patience)? {
+        Outcome::Decided(decision) if shrinking.is_first() => go_on(group, &decision),
+        Outcome::Decided(_) => Err(Error::invalid("this communicator has been shrunk")),
+        Outcome::LeftOut(decision) => Err(Error::new(
+            Code::Aborted,
+            format!(
+                "shrink: {} go on without this rank, which one of them could not reach or excluded",
+                shrinking.names(&decision.living)
+            ),
+        )),
+        Outcome::Refused(refusal) => Err(shrinking.refused(&refusal)),
     }
+}
 
-    fn go_on(&self, decision: &Decision) -> Result<Self> {
-        let ranks: Vec<Rank> = decision.living.iter().copied().collect();
-        let group = self.group.part(&ranks, LEFT)?;
-        let group = group.ok_or_else(|| Error::internal("a rank that lives is left out"))?;
-        tracing::info!(
-            rank = self.rank(),
-            left = ranks.len(),
-            of = self.world_size(),
-            ended = decision.ended,
-            "the ranks that are left go on"
-        );
-        let mut shrunk = Self::new(group);
-        shrunk.former = Some(Former {
-            ranks,
-            ended: decision.ended,
-        });
-        Ok(shrunk)
-    }
-
-    /// The number that each rank had in the communicator that this one was [shrunk](Self::shrink) from; `None` for others.
-    pub fn former_ranks(&self) -> Option<&[Rank]> {
-        self.former.as_ref().map(|former| &*former.ranks)
-    }
-
-    /// The collectives of that communicator up to this number, counted from 1, had ended on each of these ranks. A rank where
-    /// [more](Self::ended) had ended may have results that others do not have.
-    pub fn former_ended(&self) -> Option<u64> {
-        self.former.as_ref().map(|former| former.ended)
-    }
-
-    /// The collectives up to this number, counted from 1, have ended on this rank; of a communicator that has failed, before it
-    /// did. Those on device memory do not count.
-    pub fn ended(&self) -> u64 {
-        let core = self.group.lock_here();
-        core.map_or(0, |core| core.ended())
-    }
+fn go_on(group: &Group, decision: &Decision) -> Result<(Arc<Group>, Former)> {
+    let ranks: Vec<Rank> = decision.living.iter().copied().collect();
+    let left = group.part(&ranks, LEFT)?;
+    let left = left.ok_or_else(|| Error::internal("a rank that lives is left out"))?;
+    tracing::info!(
+        rank = group.rank(),
+        left = ranks.len(),
+        of = group.world(),
+        ended = decision.ended,
+        "the ranks that are left go on"
+    );
+    let ended = decision.ended;
+    Ok((left, Former { ranks, ended }))
 }
