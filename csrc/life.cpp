@@ -105,7 +105,9 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ra
     excluded.push_back(rank);
   }
   std::sort(excluded.begin(), excluded.end());
-  if (shrink_flags & kAbort) handle_->abort("shrink_group was called with SHRINK_ABORT");
+  // A group that has failed has nothing under way, and its ranks may be agreeing by now.
+  const bool lives = handle_->group->error().code == 0;
+  if ((shrink_flags & kAbort) && lives) handle_->abort("shrink_group was called with SHRINK_ABORT");
   Joined left = unisono::shrink(*handle_->group, {excluded.data(), excluded.size()});
   raise(left.status);
   const int me = getRank();

@@ -38,7 +38,10 @@ struct Handle {
   }
 
   // It has other members now, and its end is to be reported again.
-  void renew() const { left_ = false; }
+  void renew() const {
+    left_ = false;
+    reported_ = false;
+  }
 
   // For good: a graph may use them whenever it is run.
   void retain(std::vector<Kept> kept) {
@@ -78,7 +81,7 @@ struct Handle {
  private:
   const bool ends_;
   mutable std::atomic<bool> left_ = false;
-  std::atomic<bool> reported_ = false;
+  mutable std::atomic<bool> reported_ = false;
   std::atomic<size_t> on_device_ = 0;
   std::mutex mutex_;
   std::vector<Kept> retained_;

@@ -69,7 +69,13 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if self.comm.check_process().is_ok() {
             // Calls on devices have returned, and are taken for done. Not while the interpreter goes away.
-            Python::try_attach(|py| py.detach(|| guard(|| self.comm.finish(None))).ok());
+            Python::try_attach(|py| {
+                py.detach(|| {
+                    let _ = guard(|| self.comm.finish(None));
+                    // It may wait for others that agree on who is left.
+                    self.close();
+                });
+            });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use unisono::config::{Config, DeviceFailure};
@@ -26,7 +26,9 @@ const FAREWELL: Duration = Duration::from_secs(3);
 pub(crate) struct Group {
     /// The last of `all`, or null.
     current: AtomicPtr<Communicator>,
-    /// One after the other. Those before the last are closed; they stay, since calls may still be in them.
+    /// Calls that may be in one of them.
+    calls: AtomicUsize,
+    /// One after the other. Those before the last are closed, and go when no call can be in them.
     all: Mutex<Vec<Arc<Communicator>>>,
     /// By which it is reconfigured, once that was asked for.
     candidate: Mutex<Option<Candidate>>,
@@ -38,6 +40,7 @@ impl Group {
     fn new(communicator: Option<Communicator>, candidate: Option<Candidate>) -> Self {
         let group = Self {
             current: AtomicPtr::new(ptr::null_mut()),
+            calls: AtomicUsize::new(0),
             all: Mutex::default(),
             candidate: Mutex::new(candidate),
             left: Mutex::default(),
@@ -54,12 +57,19 @@ impl Group {
         let mut all = self.all.lock();
         let before = all.last().cloned();
         self.current
-            .store(Arc::as_ptr(&next).cast_mut(), Ordering::Release);
+            .store(Arc::as_ptr(&next).cast_mut(), Ordering::SeqCst);
         all.push(next);
+        // A call that begins after this look finds the new one.
+        let earlier = all.len() - 1;
+        let gone: Vec<_> = match self.calls.load(Ordering::SeqCst) {
+            0 => all.drain(..earlier).collect(),
+            _ => Vec::new(),
+        };
         drop(all);
         if let Some(before) = before {
             before.close();
         }
+        drop(gone);
     }
 }
 
@@ -224,8 +234,17 @@ fn microseconds(duration: Duration) -> f64 {
 
 impl Group {
     pub(crate) fn guard<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
-        let current = self.current.load(Ordering::Acquire);
-        // SAFETY: null, or one of `all`, which stay for as long as the group does.
+        struct Call<'a>(&'a AtomicUsize);
+        impl Drop for Call<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::Release);
+            }
+        }
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let _call = Call(&self.calls);
+        let current = self.current.load(Ordering::SeqCst);
+        // SAFETY: null, or one of `all`. It stays there while this call counts: one is taken out only if, after another one had
+        // become the current one, no call counted.
         let communicator = unsafe { current.as_ref() }.ok_or_else(|| {
             Error::invalid("this group has no members yet: it is to be reconfigured first")
         })?;
@@ -316,6 +335,7 @@ impl Group {
             let _ = interrupts::later(|| communicator.finish(Some(FAREWELL)));
             communicator.close();
         });
+        drop(self.left.lock().take());
     }
 
     /// For what cannot fail but by a defect, which the group's next operation reports.

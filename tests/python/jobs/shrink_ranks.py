@@ -53,8 +53,8 @@ def train(
 ) -> unisono.Communicator:
     """Sum in each group for `steps`, at least until the `victims` are gone.
 
-    Each step is one collective, so the number of those that all have ended says where to go on. This
-    rank dies in the step `death`.
+    Each step is one collective, so the number of those that all have ended says where to go on. In
+    the step `death` this rank dies.
     """
     numbers, step, failed = story.groups[-1], 0, 0.0
     first = 0

@@ -65,6 +65,7 @@ impl Candidate {
     /// `InvalidArgument` where the number was used, a handle is none or is there twice, or this process's is missing;
     /// `Mismatch` where a process has another version of unisono, other settings or another secret.
     pub fn form(&self, handles: &[String], number: i64) -> Result<Communicator> {
+        self.endpoint.check()?;
         if self.numbers.lock().contains(&number) {
             return Err(Error::invalid(format!(
                 "the number {number} was used for an earlier group: each forms one"

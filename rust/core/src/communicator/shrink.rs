@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::buffer::Memory;
+use crate::descriptors;
 use crate::engine::membership::agreement::{Action, Agreement, Event, Loss, Outcome};
 use crate::engine::membership::message::{Decision, Message, Refusal};
 use crate::engine::{Group, PointToPoint, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::interrupts;
 use crate::locks::{Condvar, Mutex};
-use crate::transport::endpoint::Presence;
+use crate::transport::endpoint::{Presence, Turn};
 use crate::types::{DataType, Rank};
 
 /// The label of the groups of two.
@@ -50,6 +51,8 @@ pub(super) struct Shrinking {
 struct State {
     agreement: Agreement,
     pairs: BTreeMap<Rank, Pair>,
+    /// How many groups there have been with each rank: both count alike, since each ends for both.
+    numbers: BTreeMap<Rank, u32>,
     /// The last failure of each group of two.
     failures: BTreeMap<Rank, Error>,
     /// This rank takes part no more.
@@ -65,8 +68,6 @@ struct Pair {
     group: Option<Arc<Group>>,
     /// The receive that is under way in it.
     receive: Option<Arc<WorkState>>,
-    /// How many there have been: both ranks count alike, since each ends for both.
-    number: u32,
     /// All that was sent over them.
     sent: Vec<Message>,
 }
@@ -104,14 +105,23 @@ impl Bytes {
 }
 
 impl Shrinking {
-    fn begin(group: &Arc<Group>, excluded: BTreeSet<Rank>) -> Arc<Self> {
-        let ended = group.core.lock().ended();
-        let agreement = Agreement::new(group.rank(), group.world(), excluded, ended);
+    /// Begins an agreement, also after one that was in vain.
+    fn begin(group: &Arc<Group>, excluded: BTreeSet<Rank>, vain: Option<&Self>) -> Arc<Self> {
+        descriptors::make_room(group.world());
+        let (agreement, numbers) = match vain.map(|vain| vain.state.lock()) {
+            Some(vain) => (vain.agreement.again(excluded), vain.numbers.clone()),
+            None => {
+                let ended = group.core.lock().ended();
+                let agreement = Agreement::new(group.rank(), group.world(), excluded, ended);
+                (agreement, BTreeMap::new())
+            }
+        };
         let this = Arc::new(Self {
             group: Arc::clone(group),
             state: Mutex::new(State {
                 agreement,
                 pairs: BTreeMap::new(),
+                numbers,
                 failures: BTreeMap::new(),
                 has_left: false,
                 has_gone_on: false,
@@ -141,11 +151,15 @@ impl Shrinking {
 
     /// Opens the next group with `peer`, and sends again all that was sent over those before.
     fn open(self: &Arc<Self>, state: &mut State, peer: Rank) {
+        if state.has_left {
+            return;
+        }
         let own = self.group.rank();
         let ranks = [own.min(peer), own.max(peer)];
+        let number = state.numbers.entry(peer).or_default();
+        *number += 1;
+        let label = [PAIR, &number.to_le_bytes()].concat();
         let pair = state.pairs.entry(peer).or_default();
-        pair.number += 1;
-        let label = [PAIR, &pair.number.to_le_bytes()].concat();
         let made = self.group.part(&ranks, &label);
         let made = made.and_then(|group| group.ok_or_else(|| Error::internal("not of this pair")));
         let opened = made.and_then(|group| {
@@ -240,13 +254,24 @@ impl Shrinking {
         if is_over {
             return self.handle(peer, Event::Lost(Loss::Absent));
         }
-        let endpoint = self.group.membership.endpoint();
-        let address = self.group.membership.members[peer].address.as_ref();
-        let presence = match (endpoint, address) {
-            (Some(endpoint), Some(address)) => endpoint.presence(address),
+        let address = self.group.membership.members[peer].address.clone();
+        let (Some(endpoint), Some(address)) = (self.group.membership.endpoint(), address) else {
             // Inside a process ranks live as long as it does, and no link breaks.
-            _ => return self.handle(peer, Event::Lost(Loss::Absent)),
+            return self.handle(peer, Event::Lost(Loss::Absent));
         };
+        // It takes a while, and not the thread that tells of completions.
+        let (this, seat) = (Arc::clone(self), endpoint.clone());
+        let judge = move |_: &Turn| {
+            let presence = seat.presence(&address);
+            this.judged(peer, presence);
+        };
+        if endpoint.begin_to_connect(true, judge).is_err() {
+            self.judged(peer, Presence::There);
+        }
+    }
+
+    /// It is known whether the process of a rank is there, with which a group has failed.
+    fn judged(self: &Arc<Self>, peer: Rank, presence: Presence) {
         let loss = match presence {
             Presence::Gone => Loss::Ended,
             Presence::Unknown => Loss::Cut,
@@ -264,6 +289,9 @@ impl Shrinking {
     fn handle(self: &Arc<Self>, peer: Rank, event: Event) {
         let is_lost = matches!(event, Event::Lost(_));
         let mut state = self.state.lock();
+        if state.has_left {
+            return;
+        }
         let actions = state.agreement.handle(peer, event);
         self.act(&mut state, actions);
         if state.agreement.outcome().is_some() {
@@ -309,6 +337,18 @@ impl Shrinking {
         let mut state = self.state.lock();
         let actions = state.agreement.exclude(ranks);
         self.act(&mut state, actions);
+    }
+
+    /// Whether it has ended without a decision. The ways to the others are closed then.
+    fn was_in_vain(&self) -> bool {
+        let state = self.state.lock();
+        let is_refused = matches!(state.agreement.outcome(), Some(Outcome::Refused(_)));
+        let is_in_vain = is_refused || state.has_left && state.agreement.outcome().is_none();
+        drop(state);
+        if is_in_vain {
+            self.leave();
+        }
+        is_in_vain
     }
 
     /// Whether this is the first call to go on.
@@ -374,7 +414,7 @@ impl Shrinking {
             Refusal::Absent(ranks) => (
                 Code::Aborted,
                 ranks,
-                "took part no more, though the process runs: exclude such a rank, if it does not call shrink again",
+                "took part no more, though the process runs: call shrink again, and exclude such a rank if it does not",
             ),
         };
         let mut text = format!("shrink: {} {what}", self.names(ranks));
@@ -425,12 +465,16 @@ pub(super) fn shrink(
     }
     let shrinking = {
         let mut kept = kept.lock();
+        let vain = kept.take_if(|begun| begun.was_in_vain());
         match &*kept {
             Some(begun) => {
                 begun.exclude(excluded);
                 Arc::clone(begun)
             }
-            None => kept.insert(Shrinking::begin(group, excluded)).clone(),
+            None => {
+                let begun = Shrinking::begin(group, excluded, vain.as_deref());
+                kept.insert(begun).clone()
+            }
         }
     };
     match shrinking.wait(patience)? {

@@ -84,7 +84,11 @@ pub(crate) struct Agreement {
     excluded: BTreeSet<Rank>,
     ended: u64,
     lost: BTreeMap<Rank, Loss>,
+    /// The ranks that a link has been opened to.
+    opened: BTreeSet<Rank>,
     accepted: Option<(Ballot, Decision)>,
+    /// Counts the proposals of this rank.
+    round: u32,
     role: Role,
     outcome: Option<Outcome>,
     is_over: bool,
@@ -107,7 +111,6 @@ struct Lead {
     inherited: Option<(Ballot, Decision)>,
     /// That was decided.
     is_settled: bool,
-    round: u32,
     stage: Stage,
 }
 
@@ -125,6 +128,22 @@ enum Stage {
     },
 }
 
+impl Lead {
+    /// A proposal that this rank, `own`, or one that has reported had accepted. One that this rank made by itself was not
+    /// decided.
+    fn hear_of(&mut self, accepted: Option<(Ballot, Decision)>, own: Rank) {
+        if let Some((ballot, decision)) = accepted
+            && ballot.leader as Rank != own
+            && self
+                .inherited
+                .as_ref()
+                .is_none_or(|(last, _)| *last < ballot)
+        {
+            self.inherited = Some((ballot, decision));
+        }
+    }
+}
+
 impl Agreement {
     /// The part of `rank`, which is not `excluded`. The collectives up to number `ended` have ended on it.
     pub(crate) fn new(rank: Rank, world: usize, excluded: BTreeSet<Rank>, ended: u64) -> Self {
@@ -134,12 +153,27 @@ impl Agreement {
             excluded,
             ended,
             lost: BTreeMap::new(),
+            opened: BTreeSet::new(),
             accepted: None,
+            round: 0,
             role: Role::Begins,
             outcome: None,
             is_over: false,
             actions: Vec::new(),
         }
+    }
+
+    /// The part of the same rank in another attempt, after this one came to nothing here. Others may have decided meanwhile
+    /// what it had accepted.
+    pub(crate) fn again(&self, excluded: BTreeSet<Rank>) -> Self {
+        let mut next = Self::new(self.rank, self.world, excluded, self.ended);
+        next.round = self.round;
+        next.accepted = match &self.role {
+            // The proposal of this rank is that of an earlier leader.
+            Role::Leads(lead) if lead.inherited.is_some() => lead.inherited.clone(),
+            _ => self.accepted.clone(),
+        };
+        next
     }
 
     /// Begins.
@@ -150,7 +184,9 @@ impl Agreement {
 
     /// Takes in an event.
     pub(crate) fn handle(&mut self, from: Rank, event: Event) -> Vec<Action> {
-        if !self.is_over && !self.lost.contains_key(&from) {
+        if self.is_over {
+            self.tell_late(from, &event);
+        } else if !self.lost.contains_key(&from) {
             match event {
                 Event::Message(Message::Leave) => self.lose(from, Loss::Absent),
                 Event::Message(message) => self.hear(from, message),
@@ -162,7 +198,11 @@ impl Agreement {
 
     /// Leaves these ranks out, too, unless something is proposed by now.
     pub(crate) fn exclude(&mut self, ranks: BTreeSet<Rank>) -> Vec<Action> {
+        if self.is_over {
+            return Vec::new();
+        }
         self.excluded.extend(ranks);
+        self.gather_again(|decision, excluded| !decision.living.is_disjoint(excluded));
         let report = self.report();
         match self.role {
             Role::Follows(leader) if self.candidates().any(|rank| rank == leader) => {
@@ -180,13 +220,30 @@ impl Agreement {
         match &self.role {
             _ if self.is_over => {}
             Role::Follows(leader) => self.actions.push(Action::Send(*leader, Message::Leave)),
-            Role::Leads(lead) if self.outcome.is_some() => {
+            Role::Leads(lead) => {
                 let told: Vec<Rank> = lead.reports.keys().copied().collect();
                 self.send(told, &Message::Leave);
+                self.end(Outcome::Refused(Refusal::Absent([self.rank].into())));
+                self.is_over = true;
             }
-            _ => self.refuse(Refusal::Absent(self.awaited())),
+            Role::Begins => {}
         }
         std::mem::take(&mut self.actions)
+    }
+
+    /// A rank that reports when all is over hears how it ended.
+    fn tell_late(&mut self, from: Rank, event: &Event) {
+        let (Event::Message(Message::Report { .. }), Role::Leads(_)) = (event, &self.role) else {
+            return;
+        };
+        let told = match &self.outcome {
+            Some(Outcome::Decided(decision) | Outcome::LeftOut(decision)) => {
+                Message::Decide(decision.clone())
+            }
+            Some(Outcome::Refused(refusal)) => Message::Refuse(refusal.clone()),
+            None => return,
+        };
+        self.send([from], &told);
     }
 
     /// How it ended, once it has for this rank.
@@ -232,12 +289,24 @@ impl Agreement {
 
     /// The ranks that may take part, as far as this one knows, without itself.
     fn candidates(&self) -> impl Iterator<Item = Rank> {
-        let may = |rank: &Rank| match &self.accepted {
+        let binding = match &self.role {
+            Role::Leads(lead) => lead.inherited.as_ref(),
+            _ => {
+                let accepted = self.accepted.as_ref();
+                accepted.filter(|(ballot, _)| !self.is_own(*ballot))
+            }
+        };
+        let may = move |rank: &Rank| match binding {
             Some((_, decision)) => decision.living.contains(rank),
             None => !self.excluded.contains(rank),
         };
         let others = (0..self.world).filter(|rank| *rank != self.rank);
         others.filter(move |rank| may(rank) && !self.lost.contains_key(rank))
+    }
+
+    /// Whether this rank has made that proposal: it knows whether it was decided.
+    fn is_own(&self, ballot: Ballot) -> bool {
+        ballot.leader as Rank == self.rank
     }
 
     /// Those of a decision that are not lost, without this one.
@@ -267,20 +336,36 @@ impl Agreement {
         match candidates.first() {
             Some(&leader) if leader < self.rank => {
                 self.role = Role::Follows(leader);
-                self.actions.push(Action::Open(leader));
+                self.open(leader);
                 let report = self.report();
                 self.send([leader], &report);
             }
             _ => {
-                self.role = Role::Leads(Lead {
-                    inherited: self.accepted.clone(),
+                let mut lead = Lead {
                     is_settled: self.outcome.is_some(),
                     ..Lead::default()
-                });
-                self.actions
-                    .extend(candidates.into_iter().map(Action::Open));
+                };
+                lead.hear_of(self.accepted.clone(), self.rank);
+                self.role = Role::Leads(lead);
                 self.advance();
             }
+        }
+    }
+
+    fn open(&mut self, rank: Rank) {
+        if self.opened.insert(rank) {
+            self.actions.push(Action::Open(rank));
+        }
+    }
+
+    /// Drops a proposal of this rank that is not decided, if `is_wrong` says so of it and of the excluded ranks.
+    fn gather_again(&mut self, is_wrong: impl FnOnce(&Decision, &BTreeSet<Rank>) -> bool) {
+        if let Role::Leads(lead) = &mut self.role
+            && let Stage::Proposes { decision, .. } = &lead.stage
+            && !lead.is_settled
+            && is_wrong(decision, &self.excluded)
+        {
+            lead.stage = Stage::Gathers;
         }
     }
 
@@ -306,13 +391,8 @@ impl Agreement {
             }
             Role::Leads(lead) => {
                 lead.reports.remove(&rank);
-                let is_own = lead.inherited.is_none();
-                if let Stage::Proposes { decision, .. } = &lead.stage
-                    && is_own
-                    && decision.living.contains(&rank)
-                {
-                    lead.stage = Stage::Gathers;
-                }
+                // One that was taken over stays as it is, but those that are left may be too few to decide it.
+                self.gather_again(|decision, _| decision.living.contains(&rank));
                 self.advance();
             }
             _ => {}
@@ -331,15 +411,11 @@ impl Agreement {
                 } => {
                     lead.reports.insert(from, ended);
                     lead.is_settled |= is_decided;
-                    if accepted.as_ref().map(|(ballot, _)| ballot)
-                        > lead.inherited.as_ref().map(|(ballot, _)| ballot)
-                    {
-                        lead.inherited = accepted;
-                    }
+                    lead.hear_of(accepted, self.rank);
                     self.excluded.extend(excluded);
                     self.advance();
                 }
-                Message::Accept(ballot) if ballot.round == lead.round => {
+                Message::Accept(ballot) if ballot.round == self.round => {
                     if let Stage::Proposes { accepted_by, .. } = &mut lead.stage {
                         accepted_by.insert(from);
                         self.advance();
@@ -361,14 +437,13 @@ impl Agreement {
         match message {
             Message::Propose(ballot, decision) => {
                 // An older one is here for the second time.
-                if self
-                    .accepted
-                    .as_ref()
-                    .is_none_or(|(last, _)| *last < ballot)
-                {
+                let last = self.accepted.as_ref().map(|(last, _)| *last);
+                if last.is_none_or(|last| last < ballot) {
                     self.accepted = Some((ballot, decision));
                 }
-                self.send([leader], &Message::Accept(ballot));
+                if last.is_none_or(|last| last <= ballot) {
+                    self.send([leader], &Message::Accept(ballot));
+                }
             }
             Message::Decide(decision) => {
                 self.send([leader], &Message::Heard);
@@ -390,6 +465,12 @@ impl Agreement {
 
     /// Goes on as leader as far as what is known allows.
     fn advance(&mut self) {
+        if let Role::Leads(lead) = &self.role
+            && matches!(lead.stage, Stage::Gathers)
+        {
+            let missing = self.unreported(lead);
+            missing.into_iter().for_each(|rank| self.open(rank));
+        }
         let Role::Leads(lead) = &self.role else {
             return;
         };
@@ -458,13 +539,14 @@ impl Agreement {
 
     fn propose(&mut self, decision: Decision) {
         let others = self.others(&decision);
+        others.iter().for_each(|rank| self.open(*rank));
         let Role::Leads(lead) = &mut self.role else {
             return;
         };
-        lead.round += 1;
+        self.round += 1;
         let ballot = Ballot {
             leader: u32::try_from(self.rank).unwrap_or(u32::MAX),
-            round: lead.round,
+            round: self.round,
         };
         lead.stage = Stage::Proposes {
             decision: decision.clone(),

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::env;
 
 use super::agreement::{Action, Agreement, Event, Loss, Outcome};
-use super::message::{Decision, Message, Refusal};
+use super::message::{Ballot, Decision, Message, Refusal};
 use crate::engine::world::random::Random;
 use crate::types::Rank;
 
@@ -52,6 +52,8 @@ enum Next {
     Cut(Rank, Rank),
     /// The link between these ranks breaks, and is opened again.
     Break(Rank, Rank),
+    /// The first rank gives up the second, which never calls.
+    Exclude(Rank, Rank),
 }
 
 struct World {
@@ -66,6 +68,8 @@ struct World {
     told: BTreeSet<(Rank, Rank)>,
     cuts: BTreeSet<(Rank, Rank)>,
     ways: BTreeMap<(Rank, Rank), Way>,
+    /// Ranks may exclude the one that never calls.
+    gives_up: bool,
     deaths: usize,
     cuts_left: usize,
     /// The ranks that were dead before any other began.
@@ -101,6 +105,7 @@ impl World {
         }
         Self {
             ranks: (0..world).map(part).collect(),
+            gives_up: random.once_in(2),
             lives,
             ended,
             excluded,
@@ -202,6 +207,13 @@ impl World {
             let (a, b) = (self.random.below(world), self.random.below(world));
             return (a != b).then_some(Next::Cut(a, b));
         }
+        if let Some(&absent) = self.absent.first()
+            && self.gives_up
+            && self.random.once_in(10)
+        {
+            let by = self.random.below(world);
+            return (by != absent).then_some(Next::Exclude(by, absent));
+        }
         if self.random.once_in(20) {
             let (a, b) = (self.random.below(world), self.random.below(world));
             return (a != b).then_some(Next::Break(a, b));
@@ -253,6 +265,12 @@ impl World {
                 self.act(own, actions);
             }
             Next::Kill(rank) => self.kill(rank),
+            Next::Exclude(by, rank) => {
+                if self.takes_part(by) {
+                    let actions = self.ranks[by].exclude([rank].into());
+                    self.act(by, actions);
+                }
+            }
             Next::Break(a, b) => {
                 for (from, to) in [(a, b), (b, a)] {
                     let again = self.takes_part(from) && self.takes_part(to);
@@ -427,6 +445,107 @@ fn agreements_hold_whatever_the_seed() {
 #[ignore = "a million agreements take a minute"]
 fn a_million_agreements_hold() {
     (0..1_000_000).for_each(|seed| drop(holds(seed)));
+}
+
+/// The report of a rank that has accepted nothing.
+fn report() -> Message {
+    Message::Report {
+        excluded: BTreeSet::new(),
+        ended: 1,
+        accepted: None,
+        is_decided: false,
+    }
+}
+
+/// A leader that has taken a proposal over loses most of those that it needs: they may decide, and it must not.
+#[test]
+fn a_proposal_that_was_taken_over_needs_the_majority_as_well() {
+    let world = 5;
+    let mut rank = Agreement::new(1, world, BTreeSet::new(), 1);
+    let ballot = Ballot {
+        leader: 0,
+        round: 1,
+    };
+    let all = Decision {
+        living: (0..world).collect(),
+        ended: 1,
+    };
+    rank.begin();
+    rank.handle(0, Event::Message(Message::Propose(ballot, all)));
+    rank.handle(0, Event::Lost(Loss::Ended));
+    for other in [2, 3, 4] {
+        rank.handle(other, Event::Message(report()));
+    }
+    for other in [2, 3] {
+        assert_eq!(rank.outcome(), None);
+        rank.handle(other, Event::Lost(Loss::Cut));
+    }
+    // Two of five are too few already.
+    let refused = Outcome::Refused(Refusal::Minority([2, 3].into()));
+    assert_eq!(rank.outcome(), Some(&refused));
+}
+
+/// A rank that has reported and is stopped is excluded when it is already part of a proposal.
+#[test]
+fn a_proposal_is_made_again_without_a_rank_that_is_excluded() {
+    let mut rank = Agreement::new(0, 3, BTreeSet::new(), 1);
+    rank.begin();
+    for other in [1, 2] {
+        rank.handle(other, Event::Message(report()));
+    }
+    assert_eq!(rank.awaited(), [1, 2].into());
+    let actions = rank.exclude([2].into());
+    let Some(Action::Send(1, Message::Propose(ballot, decision))) = actions.first() else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(decision.living, [0, 1].into());
+    rank.handle(1, Event::Message(Message::Accept(*ballot)));
+    assert_eq!(rank.outcome(), Some(&Outcome::Decided(decision.clone())));
+}
+
+/// A second attempt is bound by the proposals of others that were accepted in the first, and not by this rank's own.
+#[test]
+fn another_attempt_remembers_what_was_accepted() {
+    let ballot = |leader| Ballot { leader, round: 3 };
+    let all = || Decision {
+        living: (0..3).collect(),
+        ended: 1,
+    };
+    let accepted = |leader| Message::Report {
+        excluded: BTreeSet::new(),
+        ended: 1,
+        accepted: Some((ballot(leader), all())),
+        is_decided: false,
+    };
+    // Rank 0 had proposed that and gave it up; now it leaves rank 2 out.
+    let mut own = Agreement::new(0, 3, BTreeSet::new(), 1);
+    own.begin();
+    for other in [1, 2] {
+        own.handle(other, Event::Message(report()));
+    }
+    own.leave();
+    let mut own = own.again([2].into());
+    own.begin();
+    let actions = own.handle(1, Event::Message(accepted(0)));
+    let Some(Action::Send(1, Message::Propose(next, decision))) = actions.first() else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(next.round, 2);
+    assert_eq!(decision.living, [0, 1].into());
+    // Rank 1 had accepted it, and rank 0 may have decided it before its end.
+    let mut other = Agreement::new(1, 3, BTreeSet::new(), 1);
+    other.begin();
+    other.handle(0, Event::Message(Message::Propose(ballot(0), all())));
+    other.handle(0, Event::Message(Message::Leave));
+    assert!(other.is_over());
+    let mut other = other.again([2].into());
+    other.begin();
+    other.handle(0, Event::Lost(Loss::Ended));
+    let actions = other.handle(2, Event::Message(report()));
+    let Some(Action::Send(2, Message::Propose(_, decision))) = actions.first() else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(*decision, all());
 }
 
 /// A group that is cut in two: one half goes on.

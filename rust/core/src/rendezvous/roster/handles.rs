@@ -50,6 +50,8 @@ pub fn of_handles(
     let mut meeting = Sha256::new_with_prefix(b"unisono handles");
     meeting.update(number.to_le_bytes());
     for (at, handle) in handles.iter().enumerate() {
+        // So members that were given other handles never meet.
+        meeting.update(handle);
         let (theirs, entry) = read(me, at, handle)?;
         compare_settings(me, &entry_of_me, &entry)?;
         if !known.insert(entry.row.attempt) {

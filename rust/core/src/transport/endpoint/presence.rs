@@ -8,8 +8,11 @@ use super::address::Address;
 use super::shared::Shared;
 use super::wire::{Cut, Patience};
 
-/// How long an address may take to answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long an address may take to answer: long enough to send the first packet twice.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// How often an address that does not answer is tried.
+const TRIES: usize = 3;
 
 /// A process that listens is looked at again after each of these milliseconds: one that ends closes its descriptors one after
 /// the other, which takes a while where it gets no core.
@@ -20,20 +23,21 @@ const AGAIN: [u64; 5] = [10, 40, 150, 300, 500];
 pub enum Presence {
     /// It listens.
     There,
-    /// Its host answers that nothing listens at any of its addresses.
+    /// Its host answers that nothing listens at any of its addresses: it has ended, or closed all of its groups.
     Gone,
-    /// An address does not answer.
+    /// An address does not answer, or cannot be tried.
     Unknown,
 }
 
-/// Whether the process that published `address` is there, now and for a second.
+/// Whether the process that published `address` is there, and stays so for a second.
 pub(super) fn presence(shared: &Shared, address: &Address) -> Presence {
     let mut presence = look(shared, address);
-    for pause in AGAIN {
-        if presence != Presence::There {
-            break;
+    for (tries, pause) in (1..).zip(AGAIN) {
+        match presence {
+            Presence::Gone => break,
+            Presence::Unknown if tries >= TRIES => break,
+            _ => thread::sleep(Duration::from_millis(pause)),
         }
-        thread::sleep(Duration::from_millis(pause));
         presence = look(shared, address);
     }
     presence
@@ -55,12 +59,19 @@ fn look(shared: &Shared, address: &Address) -> Presence {
         Err(_) if presence == Presence::Gone => presence = Presence::Unknown,
         Err(_) => {}
     };
-    let is_near = shared.address.host.is_same_machine(&address.host);
+    let own = &shared.address;
+    let is_near = own.host.is_same_machine(&address.host);
     if is_near && !address.unix_name.is_empty() {
         note(patience().connect_unix(&address.unix_name).map(drop));
     }
-    for place in address.towards(&shared.address) {
-        note(patience().connect_tcp(place, (None, None)).map(drop));
+    for place in address.towards(own) {
+        // One that this host has as well says nothing of another host.
+        let is_ours = !is_near
+            && (place.ip().is_loopback() || own.tcp.iter().any(|own| own.ip() == place.ip()));
+        note(match is_ours {
+            true => Err(Cut::Silent),
+            false => patience().connect_tcp(place, (None, None)).map(drop),
+        });
     }
     presence
 }
