@@ -43,6 +43,7 @@
 //! * The header before the bytes of a message: `engine/collective/header.rs`, `engine/message/frame.rs`.
 //! * The end of a group when a rank dies: noticed in `engine/group/step.rs` (`look_around`) and `liveness.rs`, ended in
 //!   `engine/group/end.rs` (`fail_with`).
+//! * Which ranks go on when others are gone: `engine/membership/agreement.rs`, carried by `communicator/shrink.rs`.
 //! * How ranks that wait for each other find out: `engine/group/deadlock.rs`.
 //! * The answer to `unisono status`: `transport/endpoint/status.rs`, of each group `engine/group/status.rs`.
 //!

@@ -51,7 +51,8 @@ pub(super) struct Shrinking {
 struct State {
     agreement: Agreement,
     pairs: BTreeMap<Rank, Pair>,
-    /// How many groups there have been with each rank: both count alike, since each ends for both.
+    /// How many groups there have been with each rank. The rank that is behind catches up: a group that the other one has left
+    /// fails at once.
     numbers: BTreeMap<Rank, u32>,
     /// The last failure of each group of two.
     failures: BTreeMap<Rank, Error>,

@@ -196,7 +196,7 @@ impl Agreement {
         std::mem::take(&mut self.actions)
     }
 
-    /// Leaves these ranks out, too, unless something is proposed by now.
+    /// Leaves these ranks out, too, unless they are in a proposal of an earlier leader.
     pub(crate) fn exclude(&mut self, ranks: BTreeSet<Rank>) -> Vec<Action> {
         if self.is_over {
             return Vec::new();
