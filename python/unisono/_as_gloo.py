@@ -326,8 +326,7 @@ def _construct(
             group_size=size,
             timeout=timeout or _DEFAULT_TIMEOUT,
             global_ranks_in_group=ranks,
-            enable_reconfigure=enable_reconfigure
-            or getattr(options, "enable_reconfigure", False),
+            enable_reconfigure=enable_reconfigure or getattr(options, "enable_reconfigure", False),
         )
     )
     if backend.options is None:
