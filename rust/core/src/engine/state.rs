@@ -17,7 +17,7 @@ use crate::processors::cores;
 use crate::reduce::Workers;
 use crate::transport::endpoint::{Lane, Seat};
 use crate::transport::keys::GroupKey;
-use crate::transport::{Link, Notice, Stripe};
+use crate::transport::{Link, Mend, Notice, SocketId, Stripe};
 use crate::types::{DataType, Rank};
 
 use crate::engine::clock::Clock;
@@ -146,6 +146,15 @@ pub(crate) enum Mail {
         lane: Lane,
         peer: Rank,
         stripe: Option<Stripe>,
+    },
+    /// A further socket for a connection of a link, in the place of one that broke.
+    Mended { lane: Lane, peer: Rank, mend: Mend },
+    /// The connection that had this socket cannot be made again: the reason, or `None` if the peer has ended.
+    Beyond {
+        lane: Lane,
+        peer: Rank,
+        socket: SocketId,
+        why: Option<String>,
     },
 }
 

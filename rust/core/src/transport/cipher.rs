@@ -140,9 +140,9 @@ impl Sealed {
         self.outgoing.capacity() + self.incoming.capacity() + self.opened.capacity()
     }
 
-    /// Whether the next call of [`Sealed::send`] must begin with bytes that an earlier one has sealed.
-    pub(super) fn owes(&self) -> bool {
-        self.owed > 0
+    /// How many bytes that an earlier call of [`Sealed::send`] has sealed do not count as sent: the next one begins with them.
+    pub(super) fn owed(&self) -> usize {
+        self.owed
     }
 
     /// Sends as much of `bytes` as the socket takes. Says how many of them went; `AGAIN`: none. The next call must begin with

@@ -34,6 +34,7 @@ pub use self::channel::{ControlChannel, Notice, POSITION_BYTES, PeerState, Posit
 pub use self::neighbour::{Neighbour, Shareable};
 pub(crate) use self::shm::WRITERS_PATIENCE;
 pub use self::shm::{Page, Shared};
+pub use self::tcp::mending::{Breach, Mend, Outage, Part, SocketId};
 pub use self::tcp::stripes::Stripe;
 pub use self::terms::{Lending, Loan, Terms, Ticket};
 use crate::error::Result;
@@ -132,6 +133,28 @@ pub trait Link: ControlChannel + Send {
 
     /// Those that this side wanted do not all come.
     fn give_up_stripes(&mut self) {}
+
+    /// A connection of the link that has broken and is to be made again; told once. The peer is present meanwhile.
+    fn wants_mending(&mut self) -> Option<Breach> {
+        None
+    }
+
+    /// A further socket for such a connection. Its descriptor is to be watched with those of [`Link::fds`].
+    fn mend(&mut self, _mend: Mend) {}
+
+    /// The connection that had this socket cannot be made again, for that reason; if there is none to tell, since its peer has
+    /// ended.
+    fn cannot_mend(&mut self, _socket: SocketId, _why: Option<&str>) {}
+
+    /// Whether not all connections of the link carry bytes.
+    fn is_mending(&self) -> bool {
+        false
+    }
+
+    /// The last time in which they did not, once it is over; told once.
+    fn take_healed(&mut self) -> Option<Outage> {
+        None
+    }
 
     /// The header of the next message, if it has arrived: the message stays where it is. Asked between two messages.
     fn peek(&mut self) -> Result<Option<[u8; MESSAGE_HEADER]>> {

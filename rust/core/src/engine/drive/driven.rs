@@ -73,6 +73,7 @@ impl Driven for Group {
         {
             // Whatever it returns, the link returns it again at the next look.
             let _ = open.link.peer_state();
+            self.mend_links(&mut core);
             if core.leader {
                 // It may be about to sleep until something comes that has just been read.
                 self.parker().unpark();

@@ -24,7 +24,7 @@ use crate::transport::endpoint::{
     self, Address, Endpoint, EndpointOptions, Gate, Lane, Seat, Verdict,
 };
 use crate::transport::keys::GroupKey;
-use crate::transport::{Link, Stripe, local};
+use crate::transport::{Link, Mend, Stripe, local};
 use crate::types::{DataType, Rank};
 
 use crate::engine::calibrate;
@@ -422,6 +422,12 @@ impl Gate for Door {
 
     fn status(&self) -> Option<Value> {
         self.group.upgrade().map(|group| group.status())
+    }
+
+    fn mended(&self, from: Rank, lane: Lane, mend: Mend) {
+        if let Some(group) = self.group.upgrade() {
+            group.take_in_mend((lane, from), mend);
+        }
     }
 
     fn striped(&self, from: Rank, lane: Lane, stripe: Stripe) {

@@ -9,6 +9,7 @@ pub(crate) mod for_devices;
 mod hostile;
 pub(crate) mod liveness;
 pub(crate) mod local_groups;
+pub(crate) mod mending;
 pub(crate) mod opening;
 pub(crate) mod panics;
 pub(crate) mod status;

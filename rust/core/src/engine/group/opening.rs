@@ -12,7 +12,7 @@ use crate::fence::contained;
 use crate::transport::endpoint::{
     ConnectRequest, Heard, Lane, Outcome, Seat, TransportChoice, Turn,
 };
-use crate::transport::{Link, Stripe};
+use crate::transport::{Link, Mend, Part, Stripe};
 use crate::types::Rank;
 
 use crate::engine::links::Slot;
@@ -123,8 +123,27 @@ impl Group {
         begun.is_ok()
     }
 
+    /// Takes in a further socket for a connection of the link to a peer.
+    fn take_mend(&self, core: &mut Core, (lane, peer): (Lane, Rank), mend: Mend) {
+        let is_control = mend.socket().part == Part::Control;
+        let watched = self.parker().watch(mend.as_fd());
+        let Some(open) = core.links.open(lane, peer) else {
+            return;
+        };
+        match watched {
+            Ok(()) => open.link.mend(mend),
+            Err(error) => {
+                let why = Some(error.message.as_str());
+                open.link.cannot_mend(mend.socket(), why);
+            }
+        }
+        if is_control {
+            self.answer_questions_of(lane, peer, &core.links);
+        }
+    }
+
     /// Does this on another thread, with what it takes to open connections to `peer`.
-    fn with_request_in_background(
+    pub(crate) fn with_request_in_background(
         &self,
         (lane, peer): (Lane, Rank),
         goes_first: bool,
@@ -175,6 +194,17 @@ impl Group {
                 }
             }
             Mail::Striped { lane, peer, stripe } => self.take_stripe(core, (lane, peer), stripe),
+            Mail::Mended { lane, peer, mend } => self.take_mend(core, (lane, peer), mend),
+            Mail::Beyond {
+                lane,
+                peer,
+                socket,
+                why,
+            } => {
+                if let Some(open) = core.links.open(lane, peer) {
+                    open.link.cannot_mend(socket, why.as_deref());
+                }
+            }
             Mail::Failed { lane, peer, error } => {
                 if matches!(core.links.slot(lane, peer), Slot::Opening { .. }) {
                     let error = self.membership.members.clarify(error.with_peer(peer));

@@ -112,6 +112,7 @@ impl Group {
                 open.link.give_up_stripes();
             }
         }
+        self.mend_links(core);
         if let Some((teller, notice)) = aborted {
             // The messages that the others sent before may be all that an operation still needs.
             self.step(core);

@@ -1,5 +1,6 @@
 //! The frames of a control channel, and how they are written.
 
+use super::super::tcp::mending::SocketId;
 use super::super::{Notice, Position};
 use crate::error::{Code, ForeignText};
 use crate::heap::Identity;
@@ -18,6 +19,7 @@ pub(super) const SEGMENT_GONE: u8 = 8;
 pub(super) const ANSWER: u8 = 9;
 pub(super) const FRAMING: u8 = 10;
 pub(super) const FRAMING_HEARD: u8 = 11;
+pub(super) const BROKEN: u8 = 12;
 
 /// Kind and length.
 const HEADER: usize = 3;
@@ -44,6 +46,8 @@ pub enum Frame {
     Framing(u64),
     /// The answer to [`Frame::Framing`].
     FramingHeard,
+    /// A connection that the receiver opens has broken, as the sender sees it.
+    Broken(SocketId),
     /// A segment of the sender's heap, for the receiver to map. Its descriptor travels with the first byte.
     Segment(Identity),
     /// Whether the receiver of [`Frame::Segment`] has mapped it.
@@ -67,7 +71,7 @@ impl Frame {
         let kind = match bytes.first() {
             None => return Ok(None),
             Some(&DOORBELL) => return Ok(Some((Self::Doorbell, 1))),
-            Some(&kind @ ABORT..=FRAMING_HEARD) => kind,
+            Some(&kind @ ABORT..=BROKEN) => kind,
             Some(kind) => return Err(format!("unknown frame kind {kind:#04x}")),
         };
         let &[_, low, high, ref rest @ ..] = bytes else {
@@ -98,6 +102,13 @@ impl Frame {
                     .map_err(|_| format!("announcement of frames of {length} bytes"))?,
             ),
             FRAMING_HEARD => Self::FramingHeard,
+            BROKEN => Self::Broken(
+                payload
+                    .try_into()
+                    .ok()
+                    .and_then(SocketId::read)
+                    .ok_or_else(|| format!("break of a connection of {length} bytes"))?,
+            ),
             QUESTION => Self::Question,
             _ => Self::Answer,
         };
@@ -115,6 +126,10 @@ impl Frame {
             Self::Framing(from) => {
                 out.extend_from_slice(&[FRAMING, 8, 0]);
                 out.extend_from_slice(&from.to_le_bytes());
+            }
+            Self::Broken(socket) => {
+                out.extend_from_slice(&[BROKEN, SocketId::BYTES as u8, 0]);
+                out.extend_from_slice(&socket.write());
             }
             Self::Position(position) => {
                 out.push(POSITION);

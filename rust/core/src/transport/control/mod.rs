@@ -10,16 +10,20 @@
 //! channel is dropped. The end of the socket is the end of the peer: an orderly one announces it with a farewell, so an end
 //! without it means that the process is gone. A peer that breaks the rules is another matter: it is not said to be gone.
 //!
+//! Where the socket can be replaced after a break (`tcp`), both sides say again over the next one what holds (`standing.rs`).
+//!
 //! Between processes of a host it also passes the segments of their heaps (`segments.rs`).
 
 mod frame;
 mod outbound;
 mod segments;
+mod standing;
 #[cfg(test)]
 mod tests;
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -32,7 +36,9 @@ use rustix::net::{
 
 use self::outbound::Outbound;
 use self::segments::Segments;
+use self::standing::Standing;
 use super::cipher::{Cipher, Failure, Sealed};
+use super::tcp::mending::SocketId;
 use super::{PeerState, Position};
 use crate::fork::{self, Home};
 
@@ -40,6 +46,9 @@ pub use self::frame::{Frame, MAX_MESSAGE};
 
 /// How many reads one call makes at most, so that a flooding peer cannot hold its caller.
 const MAX_READS: usize = 16;
+
+/// Words of broken connections that are kept until they are taken: more than a link has connections.
+const MOST_BROKEN: usize = 64;
 
 /// The sign of an end that the socket does not show, in words.
 const NOT_THE_SOCKET: &str = "the system says so";
@@ -62,6 +71,10 @@ pub struct Control {
     /// The peer's announcement of frames, and whether it has answered that of this side, until they are taken.
     framing: Option<u64>,
     framing_heard: bool,
+    /// Connections that the peer sees broken, until they are taken.
+    broken: Vec<SocketId>,
+    /// What this side has said, where another socket may take the place of this one.
+    standing: Standing,
     /// Nothing more will be read: the peer's end closed, failed, or sent what no member sends.
     ended: bool,
     /// `state` has changed, or a position has come, since the caller last asked.
@@ -107,6 +120,8 @@ impl Control {
             position: None,
             framing: None,
             framing_heard: false,
+            broken: Vec::new(),
+            standing: Standing::default(),
             ended: false,
             news: false,
         }
@@ -124,8 +139,37 @@ impl Control {
 
     /// Sends `frame`, now or as soon as the socket takes it.
     pub fn send(&mut self, frame: &Frame) {
+        if self.segments.is_none() {
+            self.standing.note(frame);
+        }
         self.outbound.push(frame, None);
         self.flush();
+    }
+
+    /// Goes on over another socket, which has carried nothing, on a channel that passes no segments. What holds of this side's
+    /// words is said again.
+    pub(super) fn replace(&mut self, socket: TcpStream, cipher: Option<Cipher>) {
+        // The last words that had come before.
+        self.drain();
+        fork::keep_private(&socket);
+        self.socket = socket.into();
+        self.sealed = cipher.map(|cipher| Box::new(Sealed::new(cipher)));
+        self.inbound.clear();
+        self.outbound.clear();
+        (self.asked, self.owes) = (None, false);
+        if matches!(self.state, PeerState::Lost(_)) {
+            self.state = PeerState::Present;
+        }
+        self.ended = matches!(self.state, PeerState::Broken(_));
+        for frame in self.standing.frames() {
+            self.outbound.push(&frame, None);
+        }
+        self.flush();
+    }
+
+    /// The connections that the peer has seen to be broken since the last call.
+    pub(super) fn take_broken(&mut self) -> Vec<SocketId> {
+        std::mem::take(&mut self.broken)
     }
 
     /// Reads what has arrived and says how the peer is. An abort outranks a farewell, a farewell a
@@ -325,6 +369,13 @@ impl Control {
             }
             Frame::FramingHeard => {
                 self.framing_heard = true;
+                self.news = true;
+                return;
+            }
+            Frame::Broken(socket) => {
+                if self.broken.len() < MOST_BROKEN {
+                    self.broken.push(socket);
+                }
                 self.news = true;
                 return;
             }

@@ -12,7 +12,7 @@ use super::frame::{
 use super::*;
 use crate::error::{Code, ForeignText};
 use crate::heap::{self, Buffer, Identity};
-use crate::transport::{Notice, POSITION_BYTES};
+use crate::transport::{Notice, POSITION_BYTES, Part};
 
 fn notice(message: &str) -> Notice {
     Notice {
@@ -44,6 +44,10 @@ fn frames_survive_the_trip_byte_by_byte() {
         Frame::Answer,
         Frame::Framing(u64::MAX),
         Frame::FramingHeard,
+        Frame::Broken(SocketId {
+            part: Part::Stripe(7),
+            number: 3,
+        }),
         Frame::Position([9; POSITION_BYTES]),
         Frame::Abort(notice("rank 3 died")),
         Frame::Abort(Notice {

@@ -9,13 +9,13 @@ use super::attempt::{Attempt, ConnectRequest, Reached, Setback};
 use super::conversation::Conversation;
 use super::membership::{Membership, Way};
 use super::shared::Shared;
-use super::transports::{TRANSPORTS, Transport, open_one, open_stripe};
+use super::transports::{Again, TRANSPORTS, Transport, open_again, open_one, open_stripe};
 use super::wire::Patience;
 use crate::config::TransportChoice;
 use crate::error::{Code, Error, Result};
 use crate::transport::handshake::{Answer, Hello, Purpose};
 use crate::transport::keys::random_bytes;
-use crate::transport::{Link, Stripe};
+use crate::transport::{Link, SocketId, Stripe};
 use crate::types::Rank;
 
 /// How long a refused TCP connection is tried again: the listener may be about to come back.
@@ -99,6 +99,21 @@ pub(super) fn open_stripes(
         take(open_stripe(&attempt, number, &mut addresses)?);
     }
     Ok(())
+}
+
+/// Opens a connection of a link again, which had broken: try number `tries` of it.
+pub(super) fn open_connection_again(
+    shared: &Shared,
+    request: &ConnectRequest<'_>,
+    socket: SocketId,
+    tries: usize,
+) -> Again {
+    let mut link = [0; 16];
+    link[..SocketId::BYTES].copy_from_slice(&socket.write());
+    let mut attempt = begin(shared, request, link);
+    // A process that ends closes what it listens at, and is to be missed soon.
+    attempt.grace = Duration::ZERO;
+    open_again(&attempt, socket, tries)
 }
 
 /// Begins a conversation.

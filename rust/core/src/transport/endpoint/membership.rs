@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::locks::{Condvar, Mutex};
 use crate::transport::handshake::{Answer, Lane};
 use crate::transport::keys::GroupKey;
-use crate::transport::{Link, Stripe};
+use crate::transport::{Link, Mend, Stripe};
 use crate::types::Rank;
 
 /// A group's word on links that its peers open, and where they arrive.
@@ -29,6 +29,11 @@ pub trait Gate: Send + Sync {
 
     /// A further connection of an established link is there.
     fn striped(&self, from: Rank, lane: Lane, stripe: Stripe);
+
+    /// A further socket for a connection of an established link is there, in the place of one that broke.
+    fn mended(&self, from: Rank, lane: Lane, mend: Mend) {
+        let _ = (from, lane, mend);
+    }
 
     /// The state of the group on this rank, for `unisono status`. One-sided transports have none.
     fn status(&self) -> Option<Value> {
@@ -230,6 +235,17 @@ impl Membership {
     /// The group gets a further connection of its link from `peer`.
     pub(super) fn deliver_stripe(&self, peer: u32, lane: Lane, stripe: Stripe) {
         self.gate.striped(peer as Rank, lane, stripe);
+    }
+
+    /// The group gets a further socket for a connection of its link from `peer`.
+    pub(super) fn deliver_mend(&self, peer: u32, lane: Lane, mend: Mend) {
+        self.gate.mended(peer as Rank, lane, mend);
+    }
+
+    /// Whether the link to `peer` is there.
+    pub(super) fn is_linked(&self, peer: u32, lane: Lane) -> bool {
+        let lanes = self.lanes.lock();
+        lanes.get(&(peer, lane)).is_some_and(|state| state.linked)
     }
 
     fn claim(self: &Arc<Self>, peer: u32, lane: Lane, accepting: bool) -> Claim {

@@ -64,6 +64,7 @@ pub use self::outside::Seat;
 pub use self::presence::Presence;
 #[cfg(any(test, fuzzing))]
 pub(in crate::transport) use self::requests::Message;
+pub use self::transports::Again;
 pub use self::turns::Turn;
 pub use crate::config::TransportChoice;
 pub use crate::transport::handshake::Lane;
@@ -81,8 +82,8 @@ use crate::fork::{Home, PerProcess};
 use crate::locks::Mutex;
 use crate::rarely::Rarely;
 use crate::threads;
-use crate::transport::Stripe;
 use crate::transport::keys::Hex;
+use crate::transport::{SocketId, Stripe};
 use crate::types::Rank;
 
 /// The listening sockets of a process and the thread that accepts on them.
@@ -191,6 +192,21 @@ impl Endpoint {
     /// Whether the process that published this address still has it. Takes some seconds at most.
     pub fn presence(&self, address: &Address) -> Presence {
         presence::presence(&self.shared, address)
+    }
+
+    /// Whether the process that published this address has it at this moment. Takes two seconds at most for each address.
+    pub fn glance(&self, address: &Address) -> Presence {
+        presence::look(&self.shared, address)
+    }
+
+    /// Opens `socket`, which takes the place of one that broke, at one of the peer's addresses: try number `tries` of it.
+    pub fn open_again(
+        &self,
+        request: &ConnectRequest<'_>,
+        socket: SocketId,
+        tries: usize,
+    ) -> Again {
+        connect::open_connection_again(&self.shared, request, socket, tries)
     }
 
     /// The bytes a second that one connection carries from here to the endpoint with this address; `None` where it does not

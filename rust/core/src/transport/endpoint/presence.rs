@@ -45,7 +45,7 @@ pub(super) fn presence(shared: &Shared, address: &Address) -> Presence {
 
 /// Connects to each address until one listens, and says nothing: the kernel of the other host answers by itself, also for a
 /// process that is stopped.
-fn look(shared: &Shared, address: &Address) -> Presence {
+pub(super) fn look(shared: &Shared, address: &Address) -> Presence {
     let never = AtomicBool::new(false);
     let patience = || Patience {
         deadline: Instant::now() + PATIENCE,

@@ -150,7 +150,7 @@ impl Turn {
     }
 
     /// The thread is about to wait, again: if it has had its turn for long, that goes to the next job.
-    pub(super) fn waits(&self) {
+    pub fn waits(&self) {
         if self.is_given_away.get()
             || self.since.get().elapsed() < LONG
             || self.turns.queue.lock().is_empty()

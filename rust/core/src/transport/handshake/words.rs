@@ -72,16 +72,19 @@ pub enum Purpose {
     TcpStripe = 4,
     /// No link: a process that has no group in common with the acceptor says how one is to be made.
     Conversation = 5,
+    /// A further socket for a connection of a TCP link that broke; the link id begins with which it is.
+    TcpAgain = 6,
 }
 
 impl Purpose {
     /// All there are, in the order of their numbers.
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::SharedMemory,
         Self::TcpData,
         Self::TcpControl,
         Self::TcpStripe,
         Self::Conversation,
+        Self::TcpAgain,
     ];
 
     pub(in crate::transport) fn from_number(number: u8) -> Option<Self> {

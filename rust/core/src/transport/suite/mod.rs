@@ -28,7 +28,7 @@ pub(super) use self::streams::{
     random_sizes_cross_both_ways_at_once, sleepers_are_woken_for_every_message,
     sleepers_cross_both_ways_at_once,
 };
-pub(super) use self::tools::{Sleeper, drop_in_child, pattern};
+pub(super) use self::tools::{Random, Sleeper, drop_in_child, pattern};
 use self::tools::{both, exchange};
 
 /// Two connected ends.

@@ -102,10 +102,14 @@ pub(in crate::transport) fn pattern(seed: u64, from: usize, count: usize) -> Vec
 }
 
 /// Small reproducible random numbers (splitmix64).
-pub(super) struct Random(pub(super) u64);
+pub(in crate::transport) struct Random(pub(super) u64);
 
 impl Random {
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    pub(in crate::transport) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(in crate::transport) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -114,7 +118,7 @@ impl Random {
     }
 
     /// A size up to `max`, with every order of magnitude as likely.
-    pub(super) fn size(&mut self, max: usize) -> usize {
+    pub(in crate::transport) fn size(&mut self, max: usize) -> usize {
         let bits = self.below(max.ilog2() as usize + 1);
         1 + self.below(1 << bits)
     }

@@ -1,5 +1,10 @@
 //! One TCP connection: bytes out, bytes in, as they are or sealed.
+//!
+//! It outlives its socket. When that breaks, nothing goes until another socket to the same peer takes its place, which
+//! [`mending`](super::mending) brings. Over that both sides first say how many bytes they have received in all, eight bytes each,
+//! little-endian; then each sends again what the other lacks, and goes on.
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,16 +13,53 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
+use super::kernel::unacknowledged;
+use super::ledger::Ledger;
 use crate::fork;
 use crate::transport::cipher::{Cipher, Failure, RECORD, Sealed};
+use crate::transport::control::describe;
 
-/// A connected socket that never blocks.
+/// A connection that never blocks.
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: TcpStream,
+    /// The number of sockets that it had before this one.
+    sockets: u32,
     /// The encryption of its bytes, where they are encrypted.
     sealed: Option<Box<Sealed>>,
+    stage: Stage,
+    /// How much of this side's count has gone over this socket, and what has come of the peer's.
+    told: usize,
+    heard: usize,
+    count: [u8; COUNT],
+    ledger: Ledger,
+    /// Bytes that former sockets had received and that have not been taken.
+    backlog: VecDeque<u8>,
+    /// This side sends no more.
+    is_finished: bool,
 }
+
+/// What goes over the socket.
+#[derive(Debug)]
+enum Stage {
+    /// The caller's bytes.
+    Flowing,
+    /// The counts of both sides.
+    Greeting,
+    /// Bytes that had gone before.
+    Repeating,
+    /// Nothing, until there is another socket.
+    Broken {
+        cause: String,
+        /// All that had arrived has been taken.
+        is_dry: bool,
+    },
+    /// Nothing any more: the two sides do not fit together.
+    Beyond(String),
+}
+
+/// Bytes of the count that begins a further socket.
+const COUNT: usize = size_of::<u64>();
 
 impl Connection {
     /// # Errors
@@ -27,7 +69,18 @@ impl Connection {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         let sealed = cipher.map(|cipher| Box::new(Sealed::new(cipher)));
-        Ok(Self { socket, sealed })
+        Ok(Self {
+            socket,
+            sockets: 0,
+            sealed,
+            stage: Stage::Flowing,
+            told: COUNT,
+            heard: COUNT,
+            count: [0; COUNT],
+            ledger: Ledger::default(),
+            backlog: VecDeque::new(),
+            is_finished: false,
+        })
     }
 
     /// The connection with its bytes sealed, in both directions, before it has carried any.
@@ -48,14 +101,7 @@ impl Connection {
     /// # Errors
     /// `AGAIN` when nothing went.
     pub(super) fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
-        match &mut self.sealed {
-            None => send(
-                &self.socket,
-                bytes,
-                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-            ),
-            Some(sealed) => sealed.send(self.socket.as_fd(), bytes),
-        }
+        self.send_pieces(&[bytes])
     }
 
     /// As [`Connection::send`], of some pieces one after the other, by one system call.
@@ -63,7 +109,36 @@ impl Connection {
     /// # Errors
     /// `AGAIN` when nothing went.
     pub(super) fn send_pieces(&mut self, pieces: &[&[u8]]) -> Result<usize, Errno> {
+        if !self.is_flowing() && !self.go_on() {
+            return Err(Errno::AGAIN);
+        }
+        if self.ledger.is_ahead() {
+            return Ok(self
+                .ledger
+                .skip(pieces.iter().map(|piece| piece.len()).sum()));
+        }
+        match self.transmit(pieces) {
+            Ok(sent) => {
+                let Self {
+                    ledger,
+                    socket,
+                    sealed,
+                    ..
+                } = self;
+                ledger.note_sent(pieces, sent, || lacking(socket, sealed.is_some()));
+                Ok(sent)
+            }
+            Err(errno @ (Errno::AGAIN | Errno::INTR)) => Err(errno),
+            Err(errno) => Err(self.stop(&describe(errno))),
+        }
+    }
+
+    fn transmit(&mut self, pieces: &[&[u8]]) -> Result<usize, Errno> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if let Some(sealed) = &mut self.sealed {
+            if let [bytes] = pieces {
+                return sealed.send(self.socket.as_fd(), bytes);
+            }
             // Sealed bytes are copied in any case: as many as fit in one record.
             let mut record = Vec::new();
             for piece in pieces {
@@ -72,12 +147,14 @@ impl Connection {
             }
             return sealed.send(self.socket.as_fd(), &record);
         }
+        if let [bytes] = pieces {
+            return send(&self.socket, bytes, flags);
+        }
         let empty = || IoSlice::new(&[]);
         let mut slices = [empty(), empty(), empty()];
         for (slice, piece) in slices.iter_mut().zip(pieces) {
             *slice = IoSlice::new(piece);
         }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         sendmsg(
             &self.socket,
             &slices[..pieces.len()],
@@ -86,23 +163,249 @@ impl Connection {
         )
     }
 
-    /// Receives into `bytes` by one system call; 0: the peer's end has closed.
+    /// Receives into `bytes`, by one system call where there is something.
     ///
     /// # Errors
     /// `AGAIN` when nothing is there.
     pub(super) fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, Failure> {
+        if !self.backlog.is_empty() {
+            let count = std::io::Read::read(&mut self.backlog, bytes).unwrap_or(0);
+            return Ok(count);
+        }
+        if !self.is_flowing() {
+            self.go_on();
+            if !self.delivers() {
+                return Err(Errno::AGAIN.into());
+            }
+        }
+        match self.take_in(bytes) {
+            Ok(0) if !bytes.is_empty() => Err(self.dry_up("connection closed").into()),
+            Ok(count) => {
+                self.ledger.note_received(count);
+                Ok(count)
+            }
+            Err(Failure::Socket(errno)) if !matches!(errno, Errno::AGAIN | Errno::INTR) => {
+                Err(self.dry_up(&describe(errno)).into())
+            }
+            failed => failed,
+        }
+    }
+
+    fn take_in(&mut self, bytes: &mut [u8]) -> Result<usize, Failure> {
         match &mut self.sealed {
             None => Ok(recv(&self.socket, bytes, RecvFlags::DONTWAIT)?.1),
             Some(sealed) => sealed.receive(self.socket.as_fd(), bytes),
         }
     }
 
+    /// The socket has broken, and nothing more comes from it.
+    fn dry_up(&mut self, what: &str) -> Errno {
+        let again = self.stop(what);
+        if let Stage::Broken { is_dry, .. } = &mut self.stage {
+            *is_dry = true;
+        }
+        again
+    }
+
+    /// The socket has broken: nothing goes, and what had arrived can be received.
+    pub(super) fn stop(&mut self, what: &str) -> Errno {
+        if !matches!(self.stage, Stage::Broken { .. } | Stage::Beyond(_)) {
+            self.stage = Stage::Broken {
+                cause: what.to_owned(),
+                is_dry: false,
+            };
+        }
+        Errno::AGAIN
+    }
+
+    /// Whether the socket has broken, as far as was seen.
+    #[cfg(test)]
+    pub(super) fn is_broken(&self) -> bool {
+        matches!(self.stage, Stage::Broken { .. })
+    }
+
+    /// Why the socket has broken, if it has.
+    pub(super) fn cause(&self) -> Option<&str> {
+        match &self.stage {
+            Stage::Broken { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+
+    /// Whether the next bytes that the socket has are the caller's. Reads the peer's count, which comes before them.
+    fn delivers(&mut self) -> bool {
+        if self.is_dry() {
+            return false;
+        }
+        if self.heard < COUNT {
+            let mut count = self.count;
+            match self.take_in(&mut count[self.heard..]) {
+                Ok(bytes) if bytes > 0 => self.heard += bytes,
+                Err(Failure::Socket(Errno::AGAIN | Errno::INTR)) => {}
+                Ok(_) => drop(self.dry_up("connection closed")),
+                Err(Failure::Socket(errno)) => drop(self.dry_up(&describe(errno))),
+                Err(Failure::Forged) => self.stage = Stage::Beyond("forged bytes".to_owned()),
+            }
+            self.count = count;
+        }
+        self.heard == COUNT
+    }
+
+    /// Whether nothing more comes from the socket.
+    fn is_dry(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Broken { is_dry: true, .. } | Stage::Beyond(_)
+        )
+    }
+
+    /// Why no other socket can take the place of this one, if that is so.
+    pub(super) fn beyond(&self) -> Option<&str> {
+        match &self.stage {
+            Stage::Beyond(cause) => Some(cause),
+            _ => None,
+        }
+    }
+
+    /// Whether the caller's bytes go.
+    pub(super) fn is_flowing(&self) -> bool {
+        matches!(self.stage, Stage::Flowing)
+    }
+
+    /// Looks whether the socket has broken, or the peer has closed its end.
+    pub(super) fn look(&mut self) {
+        let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        if self.is_flowing() && self.ready(PollFlags::RDHUP).intersects(end) {
+            let cause = match self.socket.take_error() {
+                Ok(Some(error)) => Errno::from_io_error(&error).map(describe),
+                _ => None,
+            };
+            self.stop(&cause.unwrap_or_else(|| "connection closed".to_owned()));
+        }
+    }
+
+    /// The number of sockets that it had before the present one.
+    pub(super) fn sockets(&self) -> u32 {
+        self.sockets
+    }
+
+    /// Goes on over another socket, the one with that number, which has carried nothing. What had arrived before counts.
+    ///
+    /// # Errors
+    /// When the socket does not take its options.
+    pub(super) fn replace(
+        &mut self,
+        number: u32,
+        socket: TcpStream,
+        cipher: Option<Cipher>,
+    ) -> std::io::Result<()> {
+        let mut further = Self::new(socket, cipher)?;
+        let mut bytes = vec![0; 64 << 10];
+        while self.delivers() {
+            match self.take_in(&mut bytes) {
+                Ok(count) if count > 0 => {
+                    self.ledger.note_received(count);
+                    self.backlog.extend(&bytes[..count]);
+                }
+                Err(Failure::Socket(Errno::INTR)) => {}
+                _ => break,
+            }
+        }
+        self.ledger
+            .stop(self.sealed.as_ref().map_or(0, |sealed| sealed.owed()));
+        further.ledger = std::mem::take(&mut self.ledger);
+        further.backlog = std::mem::take(&mut self.backlog);
+        further.is_finished = self.is_finished;
+        further.sockets = number;
+        further.stage = Stage::Greeting;
+        (further.told, further.heard) = (0, 0);
+        *self = further;
+        self.go_on();
+        Ok(())
+    }
+
+    /// Does what comes before the caller's bytes, as far as that goes. Whether these may go now.
+    pub(super) fn go_on(&mut self) -> bool {
+        if matches!(self.stage, Stage::Greeting) {
+            self.greet();
+        }
+        if matches!(self.stage, Stage::Repeating) {
+            self.repeat();
+        }
+        self.is_flowing()
+    }
+
+    /// Exchanges the counts.
+    fn greet(&mut self) {
+        if self.told < COUNT {
+            let own = self.ledger.received().to_le_bytes();
+            match self.transmit(&[&own[self.told..]]) {
+                Ok(count) => self.told += count,
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(errno) => drop(self.stop(&describe(errno))),
+            }
+        }
+        let is_heard = self.delivers();
+        if is_heard && self.told == COUNT && matches!(self.stage, Stage::Greeting) {
+            self.stage = match self.ledger.go_back(u64::from_le_bytes(self.count)) {
+                Ok(()) => Stage::Repeating,
+                Err(gap) => Stage::Beyond(gap.to_string()),
+            };
+        }
+    }
+
+    /// Sends again what the peer lacks.
+    fn repeat(&mut self) {
+        let mut ledger = std::mem::take(&mut self.ledger);
+        let broken = loop {
+            match ledger.again() {
+                [] => {
+                    self.stage = Stage::Flowing;
+                    break None;
+                }
+                bytes => match self.transmit(&[bytes]) {
+                    Ok(count) => ledger.went_again(count),
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => break None,
+                    Err(errno) => break Some(errno),
+                },
+            }
+        };
+        self.ledger = ledger;
+        if let Some(errno) = broken {
+            self.stop(&describe(errno));
+        }
+        if self.is_finished && self.is_flowing() {
+            let _ = self.socket.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Whether [`Connection::go_on`] has something to do.
+    pub(super) fn may_go_on(&self) -> bool {
+        let wanted = match self.stage {
+            Stage::Greeting if self.told < COUNT => PollFlags::IN | PollFlags::OUT,
+            Stage::Greeting => PollFlags::IN,
+            Stage::Repeating => PollFlags::OUT,
+            Stage::Flowing | Stage::Broken { .. } | Stage::Beyond(_) => return false,
+        };
+        self.ready(wanted).intersects(wanted)
+    }
+
+    /// Whether bytes may go now.
+    pub(super) fn may_send(&self) -> bool {
+        match self.stage {
+            Stage::Flowing => self.ready(PollFlags::OUT).contains(PollFlags::OUT),
+            _ => self.may_go_on(),
+        }
+    }
+
     /// Receives all of `bytes`, which have [arrived](Connection::arrived).
     ///
     /// # Errors
-    /// When the connection is broken.
-    pub(super) fn receive_all(&self, bytes: &mut [u8]) -> Result<(), Errno> {
-        let mut received = 0;
+    /// When they have not.
+    pub(super) fn receive_all(&mut self, bytes: &mut [u8]) -> Result<(), Errno> {
+        let mut received = std::io::Read::read(&mut self.backlog, bytes).unwrap_or(0);
+        self.ledger.note_received(bytes.len() - received);
         while received < bytes.len() {
             match recv(&self.socket, &mut bytes[received..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return Err(Errno::PIPE),
@@ -114,30 +417,33 @@ impl Connection {
         Ok(())
     }
 
-    /// Bytes that the kernel has; 0 where they are sealed, since how many were sent shows when they are opened.
+    /// Bytes that are here; 0 where they are sealed, since how many were sent shows when they are opened.
     pub(super) fn arrived(&self) -> usize {
-        match self.sealed {
-            None => ioctl_fionread(&self.socket).map_or(0, |bytes| bytes as usize),
+        match &self.sealed {
             Some(_) => 0,
+            None if !self.backlog.is_empty() => self.backlog.len(),
+            None if self.heard < COUNT => 0,
+            None => ioctl_fionread(&self.socket).map_or(0, |bytes| bytes as usize),
         }
     }
 
     /// Whether something to receive is here already, or arrives now.
     pub(super) fn may_receive(&self) -> bool {
-        self.has_opened() || self.ready(PollFlags::IN).contains(PollFlags::IN)
+        self.has_opened() || (!self.is_dry() && self.ready(PollFlags::IN).contains(PollFlags::IN))
     }
 
     /// Whether [`Connection::receive`] has something without the socket.
     pub(super) fn has_opened(&self) -> bool {
-        self.sealed.as_ref().is_some_and(|sealed| sealed.is_ready())
+        let has_opened = |sealed: &Box<Sealed>| sealed.is_ready();
+        !self.backlog.is_empty() || self.sealed.as_ref().is_some_and(has_opened)
     }
 
     /// Whether bytes that did not count as sent are sealed already.
     pub(super) fn owes(&self) -> bool {
-        self.sealed.as_ref().is_some_and(|sealed| sealed.owes())
+        self.ledger.is_ahead() || self.sealed.as_ref().is_some_and(|sealed| sealed.owed() > 0)
     }
 
-    /// Which of `wanted` it is ready for now; also `HUP` and `ERR`.
+    /// Which of `wanted` the socket is ready for now; also `HUP` and `ERR`.
     pub(super) fn ready(&self, wanted: PollFlags) -> PollFlags {
         let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), wanted)];
         match poll(&mut fds, Some(&Timespec::default())) {
@@ -146,28 +452,52 @@ impl Connection {
         }
     }
 
-    /// Whether nothing more will arrive than what the kernel has.
+    /// Whether nothing more will arrive over this socket than what the kernel has.
     pub(super) fn has_ended(&self) -> bool {
         let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        self.ready(PollFlags::RDHUP).intersects(end)
+        !self.is_flowing() || self.ready(PollFlags::RDHUP).intersects(end)
     }
 
     /// Whether the peer has closed its end and all before that has been received.
     pub(super) fn is_at_its_end(&self) -> bool {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         !self.has_opened()
+            && self.is_flowing()
             && self.has_ended()
             && matches!(recv(&self.socket, &mut [0; 1], flags), Ok((_, 0)))
     }
 
+    /// Whether the peer's system has all that was sent, or never will.
+    pub(super) fn is_acknowledged(&self) -> bool {
+        match self.stage {
+            // The end of the stream counts as one byte, and is acknowledged late.
+            Stage::Flowing => unacknowledged(&self.socket) <= 1,
+            Stage::Greeting | Stage::Repeating => false,
+            Stage::Broken { .. } | Stage::Beyond(_) => true,
+        }
+    }
+
     /// Tells the peer that this side sends no more.
-    pub(super) fn finish(&self) {
-        let _ = self.socket.shutdown(Shutdown::Write);
+    pub(super) fn finish(&mut self) {
+        self.is_finished = true;
+        if self.is_flowing() {
+            let _ = self.socket.shutdown(Shutdown::Write);
+        }
     }
 
     /// Bytes of memory.
     pub(super) fn memory(&self) -> usize {
-        self.sealed.as_ref().map_or(0, |sealed| sealed.memory())
+        let sealed = self.sealed.as_ref().map_or(0, |sealed| sealed.memory());
+        sealed + self.ledger.memory() + self.backlog.capacity()
+    }
+}
+
+/// How many of the last bytes that went over the socket the peer's system may lack. Of a record that has not come whole the peer
+/// has nothing.
+fn lacking(socket: &TcpStream, is_sealed: bool) -> usize {
+    match unacknowledged(socket) {
+        0 => 0,
+        bytes => bytes + if is_sealed { RECORD } else { 0 },
     }
 }
 

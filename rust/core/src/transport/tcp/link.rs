@@ -5,11 +5,9 @@
 //! system call; large ones go from the kernel straight into their destination. A fold lends the
 //! buffer.
 //!
-//! The connections end independently, and the network may show the end of one while bytes or a
-//! farewell are still on their way on another. So the link's end is reported when all have
-//! ended, or `SETTLE` after control or those with bytes: a rank that sees it can receive all that came before, and a peer
-//! that said farewell is not taken for lost. After a farewell the bytes before it may be on their way
-//! for long, on a slow network, and their end comes, or that of the host: there is no such limit. An
+//! A connection that breaks without a farewell is opened again, see [`mending`](super::mending): the link is lost only when that
+//! cannot be, and until then the peer counts as present. After a farewell the bytes before it may be on their way
+//! for long, on a slow network, and their end comes, or that of the host: there is no limit. An
 //! abort is reported at once.
 
 use std::net::TcpStream;
@@ -24,7 +22,7 @@ use socket2::SockRef;
 use super::buffer::Buffer;
 use super::connection::Connection;
 use super::keepalive;
-use super::kernel::unacknowledged;
+use super::mending::{Breach, Mend, Outage, Part, SocketId};
 use super::streams::{Incoming, Outgoing};
 use super::stripes::Stripe;
 use crate::error::{Code, Error, Result};
@@ -34,9 +32,6 @@ use crate::transport::control::{Control, Frame, describe};
 use crate::transport::{
     ControlChannel, Interest, Link, MESSAGE_HEADER, Notice, PeerState, Position,
 };
-
-/// How long the end of one connection waits for the end of the other.
-const SETTLE: Duration = Duration::from_millis(200);
 
 /// How long an answer of the peer's process may take before it is worth a word.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -52,6 +47,15 @@ pub struct TcpLink {
     outgoing: Outgoing,
     incoming: Incoming,
     control: Control,
+    /// The number of sockets that the control channel had before the present one.
+    control_sockets: u32,
+    /// This side has opened the link, and opens its connections again.
+    dials: bool,
+    /// The connections that are broken, and whether the caller knows.
+    breaches: Vec<(Breach, bool)>,
+    /// Since when not all connections carry bytes; and the last such time, once it is over.
+    outage: Option<Outage>,
+    healed: Option<Outage>,
     peer: String,
     buffer: Buffer,
     /// Bytes in the buffer that the last fold left: a part of an element, whose rest has yet to come.
@@ -60,24 +64,21 @@ pub struct TcpLink {
     drained: bool,
     /// This side has said farewell.
     leaving: bool,
-    /// The reason for the end of the data connection, as first seen by sending or receiving.
+    /// The reason for the end of the link.
     broken: Option<String>,
     /// After how many seconds without an answer the peer's host is lost.
     host_limit: Option<u32>,
-    /// When the first of the two connections was seen to have ended.
-    ending_since: Option<Instant>,
-    /// Whether something was seen that [`ControlChannel::peer_state`] has not told yet. While an end settles
-    /// this keeps the caller from sleeping, since no descriptor announces that the time is up.
+    /// Whether something was seen that [`ControlChannel::peer_state`] has not told yet.
     news: bool,
 }
 
 impl TcpLink {
     /// This side's end of a link over two connections to the same peer: `data`, and `control` for its control channel. `peer`
-    /// is the peer's address, for messages.
+    /// is the peer's address, for messages. `dials`: this side has opened the connections.
     ///
     /// # Errors
     /// `System` when a socket does not take its options.
-    pub fn new(data: TcpStream, control: TcpStream, peer: String) -> Result<Self> {
+    pub fn new(data: TcpStream, control: TcpStream, peer: String, dials: bool) -> Result<Self> {
         let set_up = |cause| Error::system(format_args!("set up tcp {peer}"), cause);
         let is_near = data.peer_addr().is_ok_and(|peer| peer.ip().is_loopback());
         let data = Connection::new(data, None).map_err(set_up)?;
@@ -90,6 +91,11 @@ impl TcpLink {
             outgoing: Outgoing::new(is_near),
             incoming: Incoming::default(),
             control: Control::new(control),
+            control_sockets: 0,
+            dials,
+            breaches: Vec::new(),
+            outage: None,
+            healed: None,
             peer,
             buffer: Buffer::default(),
             part: 0,
@@ -97,7 +103,6 @@ impl TcpLink {
             leaving: false,
             broken: None,
             host_limit: None,
-            ending_since: None,
             news: false,
         })
     }
@@ -139,7 +144,6 @@ impl TcpLink {
         while !self.drained {
             let received = self.incoming.receive(&mut self.data, bytes);
             match received {
-                Ok(0) => self.end_receiving("connection closed".to_owned()),
                 Ok(count) => return Ok(count),
                 Err(Failure::Socket(Errno::AGAIN)) => return Ok(0),
                 Err(Failure::Socket(Errno::INTR)) => {}
@@ -185,11 +189,92 @@ impl TcpLink {
         }
     }
 
-    /// Whether nothing more will arrive on any connection with bytes than what is here already, of a peer in that state.
-    fn data_has_ended(&self, state: &PeerState) -> bool {
-        // That this side cannot send says nothing of what a peer sent before its farewell.
-        let is_broken = self.broken.is_some() && *state != PeerState::Left;
-        is_broken || self.drained || self.incoming.has_ended(&self.data)
+    /// Calls `visit` for each connection that carries bytes: which it is, whether this side opens it, and whether bytes are to
+    /// come or go over it.
+    fn each(&mut self, mut visit: impl FnMut((Part, bool), bool, &mut Connection)) {
+        visit((Part::Data, self.dials), true, &mut self.data);
+        for (number, stripe) in self.outgoing.numbered() {
+            visit((Part::Stripe(number), true), true, stripe);
+        }
+        // A stripe over which nothing is to come may have been closed by the peer.
+        let expected = self.incoming.expected();
+        for (number, stripe) in self.incoming.numbered() {
+            visit(
+                (Part::Stripe(number), false),
+                expected.contains(&number),
+                stripe,
+            );
+        }
+    }
+
+    /// Goes on with connections that have been made again, and finds those that have broken. `control`: how its channel broke.
+    fn look_for_breaches(&mut self, control: Option<String>) {
+        for socket in self.control.take_broken() {
+            self.each(|(part, is_ours), _, connection| {
+                let is_it = (part, connection.sockets()) == (socket.part, socket.number);
+                if is_ours && is_it {
+                    connection.stop("the peer's end of it broke");
+                }
+            });
+        }
+        let (mut broken, mut beyond, mut all_flow) = (Vec::new(), None, true);
+        if let Some(cause) = control {
+            broken.push((Part::Control, self.dials, self.control_sockets, cause));
+        }
+        self.each(|(part, is_ours), is_used, connection| {
+            if is_used {
+                connection.look();
+            }
+            all_flow &= connection.go_on();
+            let cause = connection.cause().map(str::to_owned);
+            broken.extend(cause.map(|cause| (part, is_ours, connection.sockets(), cause)));
+            beyond = beyond
+                .take()
+                .or_else(|| connection.beyond().map(str::to_owned));
+        });
+        let silent = describe(Errno::TIMEDOUT);
+        let mut breaches = std::mem::take(&mut self.breaches);
+        breaches.retain(|(breach, _)| {
+            let is_it = |(part, is_ours, number, _): &(Part, bool, u32, String)| {
+                (breach.socket.part, breach.is_ours, breach.socket.number)
+                    == (*part, *is_ours, *number)
+            };
+            let at = broken.iter().position(is_it);
+            at.map(|at| broken.swap_remove(at)).is_some()
+        });
+        self.breaches = breaches;
+        for (part, is_ours, number, cause) in broken {
+            let socket = SocketId { part, number };
+            if !is_ours {
+                self.control.send(&Frame::Broken(socket));
+            }
+            self.outage.get_or_insert_with(|| Outage {
+                since: Instant::now(),
+                cause: cause.clone(),
+            });
+            let was_silent = cause == silent;
+            let breach = Breach {
+                socket,
+                is_ours,
+                cause,
+                was_silent,
+            };
+            self.breaches.push((breach, false));
+            self.news = true;
+        }
+        if let Some(what) = beyond {
+            self.end(what);
+        }
+        if self.breaches.is_empty() && all_flow {
+            self.healed = self.outage.take().or_else(|| self.healed.take());
+        }
+    }
+
+    /// Has a socket of the link end with the peer's host, as the caller has said.
+    fn limit(&self, limited: std::io::Result<()>) {
+        if let Err(cause) = limited {
+            tracing::warn!(peer = %self.peer, %cause, "the end of this peer's host may go unnoticed");
+        }
     }
 
     /// Follows the peer's announcement of frames, and its answer to that of this side.
@@ -292,6 +377,14 @@ impl Link for TcpLink {
             let is_here = self.buffer.bytes().len() > self.part || self.data.has_opened();
             is_here || (!self.drained && self.incoming.may_receive(&self.data))
         };
+        let mut connections = self
+            .outgoing
+            .stripes()
+            .iter()
+            .chain(self.incoming.stripes());
+        if self.data.may_go_on() || connections.any(Connection::may_go_on) {
+            return true;
+        }
         let takes = || {
             let may_send = self.broken.is_none() && !self.leaving;
             may_send && self.outgoing.may_send(&self.data)
@@ -331,9 +424,7 @@ impl Link for TcpLink {
 
     fn add_stripe(&mut self, stripe: Stripe) {
         let (number, is_ours, connection) = stripe.into_parts();
-        if let Err(cause) = keepalive::limit_data(connection.socket(), self.host_limit) {
-            tracing::warn!(peer = %self.peer, %cause, "the end of this peer's host may go unnoticed");
-        }
+        self.limit(keepalive::limit_data(connection.socket(), self.host_limit));
         if !is_ours {
             self.incoming.add(number, connection);
         } else if let Some(until) = self.outgoing.add(number, connection) {
@@ -344,13 +435,81 @@ impl Link for TcpLink {
     fn give_up_stripes(&mut self) {
         self.outgoing.give_up();
     }
+
+    fn wants_mending(&mut self) -> Option<Breach> {
+        let mut untold = self.breaches.iter_mut().filter(|(_, is_told)| !*is_told);
+        let (breach, is_told) = untold.next()?;
+        *is_told = true;
+        Some(breach.clone())
+    }
+
+    fn mend(&mut self, mend: Mend) {
+        let Mend {
+            socket: SocketId { part, number },
+            is_ours,
+            stream,
+            cipher,
+        } = mend;
+        self.news = true;
+        if part == Part::Control {
+            if number > self.control_sockets && is_ours == self.dials {
+                self.control_sockets = number;
+                let set_up = stream
+                    .set_nonblocking(true)
+                    .and_then(|()| stream.set_nodelay(true));
+                self.limit(set_up);
+                if let Some(seconds) = self.host_limit {
+                    self.limit(keepalive::end_when_silent(SockRef::from(&stream), seconds));
+                }
+                self.control.replace(stream, cipher);
+            }
+            return;
+        }
+        self.limit(keepalive::limit_data(&stream, self.host_limit));
+        let mut replaced = Ok(());
+        let mut further = Some((stream, cipher));
+        self.each(|place, _, connection| {
+            if place == (part, is_ours)
+                && number > connection.sockets()
+                && let Some((stream, cipher)) = further.take()
+            {
+                replaced = connection.replace(number, stream, cipher);
+            }
+        });
+        if let Err(cause) = replaced {
+            self.end(cause.to_string());
+        }
+    }
+
+    fn cannot_mend(&mut self, socket: SocketId, why: Option<&str>) {
+        let breaches = self.breaches.iter().map(|(breach, _)| breach);
+        let Some(breach) = breaches.rev().find(|breach| breach.socket == socket) else {
+            return;
+        };
+        let cause = &breach.cause;
+        self.end(match why {
+            Some(why) => format!("{cause}, and it could not be opened again: {why}"),
+            None => cause.clone(),
+        });
+    }
+
+    fn is_mending(&self) -> bool {
+        self.outage.is_some() && self.broken.is_none()
+    }
+
+    fn take_healed(&mut self) -> Option<Outage> {
+        self.healed.take()
+    }
 }
 
 impl ControlChannel for TcpLink {
     fn peer_state(&mut self) -> PeerState {
         self.news = false;
-        let said = self.control.peer_state();
+        let mut said = self.control.peer_state();
         self.follow();
+        if self.control.has_news() {
+            said = self.control.peer_state();
+        }
         if matches!(said, PeerState::Aborted(_) | PeerState::Broken(_)) {
             return said;
         }
@@ -359,26 +518,22 @@ impl ControlChannel for TcpLink {
         }
         self.outgoing.drop_delivered();
         self.incoming.drop_ended();
-        let control_ended = said != PeerState::Present;
-        let data_ended = self.data_has_ended(&said);
-        if !control_ended && !data_ended {
-            return PeerState::Present;
+        if said == PeerState::Left {
+            (self.breaches, self.outage) = (Vec::new(), None);
+            return match self.drained || self.incoming.has_ended(&self.data) {
+                true => said,
+                false => PeerState::Present,
+            };
         }
-        if said == PeerState::Left && !data_ended {
-            return PeerState::Present;
+        if self.broken.is_none() {
+            self.look_for_breaches(match said {
+                PeerState::Lost(cause) => Some(cause),
+                _ => None,
+            });
         }
-        let since = *self.ending_since.get_or_insert_with(Instant::now);
-        if control_ended != data_ended && since.elapsed() < SETTLE {
-            self.news = true;
-            return PeerState::Present;
-        }
-        match said {
-            PeerState::Present => PeerState::Lost(
-                self.broken
-                    .clone()
-                    .unwrap_or_else(|| "connection closed".to_owned()),
-            ),
-            said => said,
+        match &self.broken {
+            Some(what) => PeerState::Lost(what.clone()),
+            None => PeerState::Present,
         }
     }
 
@@ -386,9 +541,7 @@ impl ControlChannel for TcpLink {
         self.host_limit = seconds;
         let Some(seconds) = seconds else { return };
         let control = SockRef::from(&self.control);
-        if let Err(cause) = keepalive::limit(self.data.socket(), control, seconds) {
-            tracing::warn!(peer = %self.peer, %cause, "the end of this peer's host may go unnoticed");
-        }
+        self.limit(keepalive::limit(self.data.socket(), control, seconds));
     }
 
     fn ask(&mut self) {
@@ -400,6 +553,12 @@ impl ControlChannel for TcpLink {
     }
 
     fn stall(&self) -> Option<String> {
+        if let Some(Outage { since, cause }) = &self.outage {
+            let seconds = since.elapsed().as_secs_f64();
+            return Some(format!(
+                "a connection to it broke {seconds:.1} s ago ({cause}) and is being opened again"
+            ));
+        }
         let silence = self
             .control
             .silence()
@@ -451,8 +610,7 @@ impl ControlChannel for TcpLink {
                 Err(_) => return true,
             }
         }
-        // The end of the stream counts as one, and is acknowledged late.
-        self.drained || (unacknowledged(&self.data) <= 1 && self.outgoing.is_acknowledged())
+        self.drained || (self.data.is_acknowledged() && self.outgoing.is_acknowledged())
     }
 
     fn send_position(&mut self, position: &Position) {

@@ -4,7 +4,9 @@ mod buffer;
 mod connection;
 pub(super) mod keepalive;
 pub(super) mod kernel;
+mod ledger;
 pub mod link;
+pub mod mending;
 mod streams;
 pub mod stripes;
 

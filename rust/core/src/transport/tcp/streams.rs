@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::connection::Connection;
@@ -202,7 +201,12 @@ impl Outgoing {
         self.use_only(used);
     }
 
-    /// Whether a stripe has broken: what was on its way there may be lost.
+    /// The stripes that are there, by their numbers.
+    pub(super) fn numbered(&mut self) -> impl Iterator<Item = (u8, &mut Connection)> {
+        self.spread.numbered()
+    }
+
+    /// Whether a stripe that is used no more has broken: what was on its way there may be lost.
     pub(super) fn is_broken(&self) -> bool {
         self.spread.is_broken()
     }
@@ -237,19 +241,19 @@ impl Outgoing {
                 is_heard: false,
             } if self.sent >= until => false,
             Form::Framed => self.spread.may_send(main),
-            _ => main.ready(PollFlags::OUT).contains(PollFlags::OUT),
+            _ => main.may_send(),
         }
     }
 
     /// This side sends no more.
-    pub(super) fn finish(&self) {
-        self.spread.all().for_each(Connection::finish);
+    pub(super) fn finish(&mut self) {
+        self.spread.finish();
     }
 
     /// Whether the peer's system has all that went over stripes. The end of each counts as one byte, and is acknowledged late.
     pub(super) fn is_acknowledged(&self) -> bool {
         let mut stripes = self.spread.all();
-        stripes.all(|stripe| unacknowledged(stripe) <= 1)
+        stripes.all(Connection::is_acknowledged)
     }
 
     pub(super) fn stripes(&self) -> &[Connection] {
@@ -287,7 +291,7 @@ impl Incoming {
         self.workers = Some(workers);
     }
 
-    /// Receives into `bytes`; 0: the stream has ended.
+    /// Receives into `bytes`.
     ///
     /// # Errors
     /// `AGAIN` when nothing is there; `PROTO` when it is not what a peer sends.
@@ -322,11 +326,13 @@ impl Incoming {
     /// The peer sends frames from byte `until` on. False where it cannot be so.
     #[must_use]
     pub(super) fn announce(&mut self, until: u64) -> bool {
+        // It is said again after a break.
+        let is_again = self.until == Some(until);
         let may_be = self.until.is_none() && until >= self.received;
         if may_be {
             self.until = Some(until);
         }
-        may_be
+        may_be || is_again
     }
 
     /// Adds a stripe.
@@ -352,6 +358,17 @@ impl Incoming {
     /// Whether nothing more will arrive than what the kernel has.
     pub(super) fn has_ended(&self, main: &Connection) -> bool {
         main.has_ended() && self.gather.as_ref().is_none_or(|gather| gather.has_ended())
+    }
+
+    /// The stripes by their numbers.
+    pub(super) fn numbered(&mut self) -> impl Iterator<Item = (u8, &mut Connection)> {
+        self.gather.iter_mut().flat_map(|gather| gather.numbered())
+    }
+
+    /// The stripes from which bytes are to come, by their numbers.
+    pub(super) fn expected(&self) -> Vec<u8> {
+        let gather = self.gather.iter();
+        gather.flat_map(|gather| gather.expected()).collect()
     }
 
     pub(super) fn stripes(&self) -> impl Iterator<Item = &Connection> {

@@ -9,10 +9,13 @@
 //! over the Unix socket or over TCP are accepted already; another kind of socket is one more listener in `listen.rs`, and
 //! a field of the [`Address`] that a rank publishes.
 
+mod again;
 mod shm;
 mod stripes;
 mod tcp;
 
+pub use self::again::Again;
+pub(super) use self::again::open as open_again;
 pub(super) use self::stripes::open as open_stripe;
 pub(super) use self::tcp::open_one;
 
@@ -56,7 +59,12 @@ pub(super) const TRANSPORTS: &[Transport] = &[
         choice: TransportChoice::Tcp,
         hindrance: |_, _| None,
         connect: tcp::connect,
-        purposes: &[Purpose::TcpData, Purpose::TcpControl, Purpose::TcpStripe],
+        purposes: &[
+            Purpose::TcpData,
+            Purpose::TcpControl,
+            Purpose::TcpStripe,
+            Purpose::TcpAgain,
+        ],
         accept: tcp::accept,
     },
 ];

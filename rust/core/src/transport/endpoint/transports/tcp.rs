@@ -8,7 +8,7 @@ use super::super::attempt::{Attempt, Reached, Setback, silent};
 use super::super::parked::Parked;
 use super::super::visit::{Reason, Stream, Visit, peer_of};
 use super::super::wire::{Cut, Patience};
-use super::stripes;
+use super::{again, stripes};
 use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::transport::handshake::{Answer, Hello, Proven, Purpose};
@@ -89,7 +89,7 @@ fn refused(attempt: &Attempt<'_>, address: SocketAddr) -> String {
 }
 
 /// Why an address may lead from here to another host than the peer's, if it may.
-fn elsewhere(attempt: &Attempt<'_>, address: SocketAddr) -> Option<&'static str> {
+pub(super) fn elsewhere(attempt: &Attempt<'_>, address: SocketAddr) -> Option<&'static str> {
     let own = &attempt.shared.address;
     if own.host.is_same_machine(&attempt.request.target.host) {
         return None;
@@ -127,7 +127,7 @@ fn open(
             format!("it accepted a stream at {place} but not its control connection ({answer:?})"),
         )));
     }
-    let link = TcpLink::new(data, control, place)
+    let link = TcpLink::new(data, control, place, true)
         .map_err(|error| Setback::Fatal(error.with_peer(attempt.request.to)))?;
     let link = match attempt.request.key.encrypts() {
         true => link.encrypted(proven.into_cipher(), proven_again.into_cipher()),
@@ -156,7 +156,7 @@ pub(in crate::transport::endpoint) fn open_one(
     }
 }
 
-fn dial(
+pub(super) fn dial(
     attempt: &Attempt<'_>,
     address: SocketAddr,
     silence: Option<Duration>,
@@ -191,6 +191,7 @@ pub(super) fn accept(visit: Visit<'_>, stream: Stream) -> Result<(), Reason> {
         (Purpose::TcpData, Stream::Tcp(stream)) => park(visit, stream),
         (Purpose::TcpControl, Stream::Tcp(stream)) => pair(visit, stream),
         (Purpose::TcpStripe, Stream::Tcp(stream)) => stripes::accept(visit, stream),
+        (Purpose::TcpAgain, Stream::Tcp(stream)) => again::accept(visit, stream),
         (_, stream) => visit.turn_away(&stream),
     }
 }
@@ -249,7 +250,7 @@ fn pair(mut visit: Visit<'_>, control: TcpStream) -> Result<(), Reason> {
     };
     let channel = fork::make_private(|| control.try_clone()).map_err(Cut::from)?;
     let peer = peer_of(&data);
-    match TcpLink::new(data, control, peer) {
+    match TcpLink::new(data, control, peer, false) {
         Ok(link) => {
             visit.answer(&channel, Answer::Accept)?;
             let link = match cipher {

@@ -9,6 +9,7 @@ use socket2::{Domain, Socket, Type};
 use super::*;
 use crate::transport::handshake;
 use crate::transport::suite;
+use crate::transport::tcp::kernel::unacknowledged;
 
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -37,8 +38,8 @@ fn connection_with_room(bytes: usize) -> (TcpStream, TcpStream) {
 fn links() -> (TcpLink, TcpLink) {
     let (data, control) = (connection(), connection());
     (
-        TcpLink::new(data.0, control.0, "a".to_owned()).unwrap(),
-        TcpLink::new(data.1, control.1, "b".to_owned()).unwrap(),
+        TcpLink::new(data.0, control.0, "a".to_owned(), true).unwrap(),
+        TcpLink::new(data.1, control.1, "b".to_owned(), false).unwrap(),
     )
 }
 
@@ -386,7 +387,7 @@ fn stripes_that_are_given_up_are_kept_until_all_has_arrived() {
 }
 
 #[test]
-fn the_end_of_a_stripe_in_use_is_that_of_the_link() {
+fn a_stripe_in_use_that_cannot_be_made_again_ends_the_link() {
     let (mut a, mut b) = striped(2, false);
     assert!(a.try_send(&vec![1; 100_000]).unwrap() > 0);
     // A socket that is closed with unread bytes resets its connection.
@@ -435,7 +436,7 @@ fn bytes_before_frames_go_as_they_are() {
 fn what_is_no_frame_blames_the_peer() {
     for bytes in [[0, 0, 0, 255], [0, 0, 0, 3]] {
         let (data, control) = (connection(), connection());
-        let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
+        let mut link = TcpLink::new(data.0, control.0, "peer".to_owned(), true).unwrap();
         let mut frame = Vec::new();
         Frame::Framing(0).write(&mut frame);
         (&control.1).write_all(&frame).unwrap();
@@ -484,10 +485,9 @@ fn farewell_overtakes((mut a, mut b): (TcpLink, TcpLink)) {
         }
     }
     a.send_farewell();
-    let until = Instant::now() + 2 * SETTLE;
-    while Instant::now() < until {
+    for _ in 0..20 {
         assert_eq!(b.peer_state(), PeerState::Present);
-        std::thread::sleep(SETTLE / 20);
+        std::thread::sleep(Duration::from_millis(10));
     }
     let (mut received, mut bytes) = (0, vec![0; 100_000]);
     while received < sent {
@@ -499,7 +499,7 @@ fn farewell_overtakes((mut a, mut b): (TcpLink, TcpLink)) {
 #[test]
 fn garbage_on_the_control_connection_is_told() {
     let (data, control) = (connection(), connection());
-    let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
+    let mut link = TcpLink::new(data.0, control.0, "peer".to_owned(), true).unwrap();
     (&control.1).write_all(b"GET / HTTP/1.1\r\n").unwrap();
     drop(data.1);
     let what = "unknown frame kind 0x47 on the control channel".to_owned();
@@ -507,16 +507,24 @@ fn garbage_on_the_control_connection_is_told() {
 }
 
 #[test]
-fn a_lone_end_is_reported_once_it_has_settled() {
+fn a_lone_end_is_a_breach_that_is_told_once() {
     let (data, control) = (connection(), connection());
-    let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
+    let mut link = TcpLink::new(data.0, control.0, "peer".to_owned(), true).unwrap();
     drop(data.1);
-    let start = Instant::now();
-    assert_eq!(
-        suite::end_of(&mut link),
-        PeerState::Lost("connection closed".to_owned())
-    );
-    assert!(start.elapsed() >= SETTLE);
+    let breach = loop {
+        assert_eq!(link.peer_state(), PeerState::Present);
+        if let Some(breach) = link.wants_mending() {
+            break breach;
+        }
+    };
+    assert_eq!(link.wants_mending(), None);
+    let (part, number) = (Part::Data, 0);
+    assert_eq!(breach.socket, SocketId { part, number });
+    assert!(breach.is_ours && link.is_mending());
+    link.cannot_mend(breach.socket, Some("it is off"));
+    let why = "connection closed, and it could not be opened again: it is off".to_owned();
+    assert_eq!(link.peer_state(), PeerState::Lost(why));
+    assert!(!link.is_mending());
     drop(control.1);
 }
 
@@ -547,7 +555,7 @@ fn sending_into_a_closed_connection_leaves_received_bytes() {
     let (mut a, mut b) = links();
     assert_eq!(b.try_send(b"last words").unwrap(), 10);
     drop(b);
-    while a.broken.is_none() {
+    while !a.data.is_broken() {
         a.try_send(&[0; 1000]).unwrap();
     }
     assert!(matches!(suite::end_of(&mut a), PeerState::Lost(_)));
@@ -560,3 +568,5 @@ fn sending_into_a_closed_connection_leaves_received_bytes() {
         writable: true
     }));
 }
+
+mod mending;

@@ -77,7 +77,7 @@ impl Gather {
             .retain(|number, stripe| is_read(*number) || !stripe.connection.is_at_its_end());
     }
 
-    /// Receives into `bytes`, by one system call where there is something; 0: the stream has ended.
+    /// Receives into `bytes`, by one system call where there is something.
     ///
     /// # Errors
     /// `AGAIN` when nothing is there; `PROTO` when it has no frame where one should be.
@@ -86,8 +86,8 @@ impl Gather {
         main: &mut Connection,
         bytes: &mut [u8],
     ) -> Result<usize, Failure> {
-        if self.frames.is_empty() && !self.next(main)? {
-            return Ok(0);
+        if self.frames.is_empty() {
+            self.next(main)?;
         }
         if bytes.len() >= abreast::WORTH
             && let Some(workers) = self.workers.clone()
@@ -171,23 +171,20 @@ impl Gather {
             && self.frames.back().is_some_and(|(place, _)| *place != HERE)
         {
             match self.next(main) {
-                Ok(true) => {}
+                Ok(()) => {}
                 Err(Failure::Socket(Errno::PROTO)) => return Err(Errno::PROTO.into()),
-                // An error or the end shows again when the frames before have been received.
-                Ok(false) | Err(Failure::Socket(_)) => break,
+                Err(Failure::Socket(_)) => break,
                 Err(failure) => return Err(failure),
             }
         }
         Ok(())
     }
 
-    /// Reads the next head. False at the end of the stream.
-    fn next(&mut self, main: &mut Connection) -> Result<bool, Failure> {
+    /// Reads the next head.
+    fn next(&mut self, main: &mut Connection) -> Result<(), Failure> {
         while self.raw.bytes().len() < HEAD {
-            match main.receive(self.raw.room(0))? {
-                0 => return Ok(false),
-                received => self.raw.fill(received),
-            }
+            let received = main.receive(self.raw.room(0))?;
+            self.raw.fill(received);
         }
         let mut head = [0; HEAD];
         self.raw.take(&mut head);
@@ -198,7 +195,7 @@ impl Gather {
             return Err(Errno::PROTO.into());
         }
         self.frames.push_back((place, length));
-        Ok(true)
+        Ok(())
     }
 
     fn receive_here(&mut self, main: &mut Connection, bytes: &mut [u8]) -> Result<usize, Failure> {
@@ -227,6 +224,19 @@ impl Gather {
     /// Whether nothing more will arrive on any stripe than what the kernel has.
     pub(in crate::transport::tcp) fn has_ended(&self) -> bool {
         self.stripes().all(Connection::has_ended)
+    }
+
+    /// The stripes by their numbers.
+    pub(in crate::transport::tcp) fn numbered(
+        &mut self,
+    ) -> impl Iterator<Item = (u8, &mut Connection)> {
+        let stripes = self.stripes.iter_mut();
+        stripes.map(|(number, stripe)| (*number, &mut stripe.connection))
+    }
+
+    /// The stripes from which bytes are to come, by their numbers; one may be named twice.
+    pub(in crate::transport::tcp) fn expected(&self) -> impl Iterator<Item = u8> {
+        self.frames.iter().map(|(place, _)| *place)
     }
 
     pub(in crate::transport::tcp) fn stripes(&self) -> impl Iterator<Item = &Connection> {

@@ -84,9 +84,21 @@ impl Spread {
         &self.stripes
     }
 
+    /// Those that are there, by their numbers.
+    pub(in crate::transport::tcp) fn numbered(
+        &mut self,
+    ) -> impl Iterator<Item = (u8, &mut Connection)> {
+        (self.first..).zip(&mut self.stripes)
+    }
+
     /// Those that are there and those that are used no more, with something on its way.
     pub(in crate::transport::tcp) fn all(&self) -> impl Iterator<Item = &Connection> {
         self.stripes.iter().chain(&self.closing)
+    }
+
+    /// This side sends no more.
+    pub(in crate::transport::tcp) fn finish(&mut self) {
+        self.stripes.iter_mut().for_each(Connection::finish);
     }
 
     /// The stripes that are dealt blocks.
@@ -103,19 +115,18 @@ impl Spread {
     fn close_unused(&mut self) {
         let is_used = |block: &Block| block.stripe >= self.active;
         if self.stripes.len() > self.active && !self.blocks.iter().any(is_used) {
-            let unused = self.stripes.split_off(self.active);
-            unused.iter().for_each(Connection::finish);
+            let mut unused = self.stripes.split_off(self.active);
+            unused.iter_mut().for_each(Connection::finish);
             self.closing.extend(unused);
         }
     }
 
-    /// Whether some bytes that went over stripes may be lost.
+    /// Whether some bytes that went over stripes which are used no more may be lost.
     pub(in crate::transport::tcp) fn is_broken(&self) -> bool {
         let is_broken =
             |stripe: &Connection| stripe.ready(PollFlags::empty()).contains(PollFlags::ERR);
         let mut closing = self.closing.iter();
-        self.in_use().iter().any(is_broken)
-            || closing.any(|stripe| is_broken(stripe) && unacknowledged(stripe) > 1)
+        closing.any(|stripe| is_broken(stripe) && unacknowledged(stripe) > 1)
     }
 
     /// Closes stripes that are used no more, once all of their bytes have arrived.
@@ -262,10 +273,7 @@ impl Spread {
     /// Several threads send, each over one stripe at a time: what waits there, and then blocks of at most `most` bytes that the
     /// stripe takes when it comes to them.
     fn deal_abreast(&mut self, workers: &Workers, bytes: &[u8], most: usize) -> Result<(), Errno> {
-        let takes = |stripe: &usize| {
-            let ready = self.stripes[*stripe].ready(PollFlags::OUT);
-            ready.contains(PollFlags::OUT)
-        };
+        let takes = |stripe: &usize| self.stripes[*stripe].may_send();
         let takers: Vec<usize> = (0..self.active).filter(takes).collect();
         // A stripe has one block at most that is not through.
         let mut waiting = vec![&bytes[..0]; self.stripes.len()];
@@ -331,10 +339,7 @@ impl Spread {
 
     /// Whether bytes that the last call did not send may go now.
     pub(in crate::transport::tcp) fn may_send(&self, main: &Connection) -> bool {
-        let takes = |connection: &Connection| {
-            let wanted = PollFlags::OUT;
-            connection.ready(wanted).contains(wanted)
-        };
+        let takes = Connection::may_send;
         if !self.waits_for_stripes || !self.heads.is_empty() {
             return takes(main);
         }

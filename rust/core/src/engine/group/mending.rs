@@ -1,0 +1,222 @@
+//! Broken connections of links are made again: a thread of the endpoint opens one, or waits for the peer to do so and looks
+//! whether its process is still there. The peer is lost only when that comes to nothing.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+use crate::fence::contained;
+use crate::transport::endpoint::{Again, ConnectRequest, Lane, Presence, Seat};
+use crate::transport::{Breach, Mend, Outage, SocketId};
+use crate::types::Rank;
+
+use crate::engine::links::OpenLink;
+use crate::engine::state::{Core, Group, Mail};
+
+/// The pauses between two tries, or two looks, in milliseconds. The last one goes on.
+const PAUSES: [u64; 8] = [1, 2, 5, 10, 20, 40, 50, 50];
+
+/// How long one try may take once the peer's host has answered: its process may be short of time.
+const TRY: Duration = Duration::from_secs(2);
+
+/// How long a connection is tried that the system has given up as long as a host may be silent: another may lead there at once.
+const AFTER_SILENCE: Duration = Duration::from_millis(1500);
+
+/// The connection that a thread sees to.
+#[derive(Clone, Copy)]
+struct Place {
+    lane: Lane,
+    peer: Rank,
+    socket: SocketId,
+}
+
+impl Group {
+    /// Has the connections made again that have been found broken.
+    pub(crate) fn mend_links(&self, core: &mut Core) {
+        let mut breaches = Vec::new();
+        for (lane, peer, open) in core.links.iter_open() {
+            self.tell_healed(peer, open);
+            while let Some(breach) = open.link.wants_mending() {
+                breaches.push((lane, peer, breach));
+            }
+        }
+        for (lane, peer, breach) in breaches {
+            let socket = breach.socket;
+            if let Err(error) = self.mend_in_background((lane, peer), breach)
+                && let Some(open) = core.links.open(lane, peer)
+            {
+                open.link.cannot_mend(socket, Some(&error.message));
+            }
+        }
+    }
+
+    /// Tells, once for each outage, that it is over.
+    fn tell_healed(&self, peer: Rank, open: &mut OpenLink) {
+        if let Some(Outage { since, cause }) = open.link.take_healed() {
+            let (peer, rank) = (self.name_of(peer), self.rank);
+            let seconds = since.elapsed().as_secs_f64();
+            tracing::info!(rank, %peer, %cause, seconds, "a connection broke and was made again; nothing was lost");
+        }
+    }
+
+    fn mend_in_background(&self, (lane, peer): (Lane, Rank), breach: Breach) -> Result<(), Error> {
+        tracing::debug!(rank = self.rank, peer, ?breach, "a connection broke");
+        let (socket, was_silent) = (breach.socket, breach.was_silent);
+        let place = Place { lane, peer, socket };
+        let limit = match self.config.peer_timeout.seconds() {
+            _ if was_silent => AFTER_SILENCE,
+            Some(seconds) => Duration::from_secs(seconds.into()),
+            None => self.config.join_timeout.duration(),
+        };
+        self.with_request_in_background((lane, peer), true, move |this, seat, request| {
+            let until = Instant::now() + limit;
+            let outcome = contained(|| match breach.is_ours {
+                true => this.open_again(seat, request, place, until),
+                false => this.await_again(seat, request, place, until),
+            });
+            let why = match outcome {
+                Ok(Ok(())) => return,
+                Ok(Err(why)) => why,
+                Err(error) => Some(error.message),
+            };
+            let Place { lane, peer, socket } = place;
+            this.post_at_once(Mail::Beyond {
+                lane,
+                peer,
+                socket,
+                why,
+            });
+        })
+    }
+
+    /// Opens the connection again, and stays until it carries bytes. An error is the reason for which it cannot be, or `None` if
+    /// the peer has ended.
+    fn open_again(
+        &self,
+        seat: &Seat,
+        request: &ConnectRequest<'_>,
+        place: Place,
+        until: Instant,
+    ) -> Result<(), Option<String>> {
+        for tries in 0.. {
+            if !self.is_mending(place) {
+                return Ok(());
+            }
+            let request = ConnectRequest {
+                deadline: Instant::now() + TRY,
+                ..*request
+            };
+            // The peer may have taken the socket of a try that this side gave up.
+            let number = place.socket.number + 1 + tries;
+            let further = SocketId {
+                number,
+                ..place.socket
+            };
+            let why = match seat.open_again(&request, further, tries as usize) {
+                Again::Made(mend) => {
+                    self.post_mend(place, mend);
+                    self.see_through(place);
+                    return Ok(());
+                }
+                Again::Left => return Err(Some("it has left the group".to_owned())),
+                Again::Gone => return Err(None),
+                Again::NotNow(why) => why,
+            };
+            if Instant::now() >= until && seat.glance(request.target) != Presence::There {
+                return Err(Some(why));
+            }
+            pause(tries as usize, &request);
+        }
+        Ok(())
+    }
+
+    /// Waits until the peer has opened the connection again. An error is the reason for which it does not, or `None` if it has
+    /// ended.
+    fn await_again(
+        &self,
+        seat: &Seat,
+        request: &ConnectRequest<'_>,
+        place: Place,
+        until: Instant,
+    ) -> Result<(), Option<String>> {
+        let latest = until + self.config.join_timeout.duration();
+        for looks in 0.. {
+            if !self.is_mending(place) {
+                return Ok(());
+            }
+            let now = Instant::now();
+            match seat.glance(request.target) {
+                Presence::Gone => return Err(None),
+                Presence::Unknown if now >= until => {
+                    return Err(Some("its host does not answer".to_owned()));
+                }
+                _ if now >= latest => return Err(Some("the peer does not open it".to_owned())),
+                Presence::There | Presence::Unknown => pause(looks, request),
+            }
+        }
+        Ok(())
+    }
+
+    /// A further socket for a connection that the peer has opened.
+    pub(crate) fn take_in_mend(&self, (lane, peer): (Lane, Rank), mend: Mend) {
+        let socket = mend.socket();
+        let place = Place { lane, peer, socket };
+        self.post_mend(place, mend);
+        let through = self.with_request_in_background((lane, peer), true, move |this, _, _| {
+            this.see_through(place);
+        });
+        if let Err(error) = through {
+            tracing::debug!(peer, %error, "a connection goes on when its group does");
+        }
+    }
+
+    fn post_mend(&self, Place { lane, peer, .. }: Place, mend: Mend) {
+        self.post_at_once(Mail::Mended { lane, peer, mend });
+    }
+
+    /// Posts mail and reads it: no thread may be driving the group.
+    fn post_at_once(&self, mail: Mail) {
+        self.post(mail);
+        self.read_mail(&mut self.core.lock());
+        // A driver may be about to sleep until something comes that has just been read.
+        self.parker().unpark();
+    }
+
+    /// Stays until the connections of the link carry bytes: no thread may be driving the group. What breaks again is another
+    /// thread's.
+    fn see_through(&self, place: Place) {
+        for looks in 0.. {
+            if !self.is_mending(place) {
+                return;
+            }
+            let pause = PAUSES[looks.min(PAUSES.len() - 1)];
+            std::thread::sleep(Duration::from_millis(pause));
+        }
+    }
+
+    /// Moves what is being made again, and says whether anything of the link still is.
+    fn is_mending(&self, Place { lane, peer, .. }: Place) -> bool {
+        let mut core = self.core.lock();
+        self.read_mail(&mut core);
+        let Some(open) = core.links.open(lane, peer) else {
+            return false;
+        };
+        if open.ended.is_some() {
+            return false;
+        }
+        // Whatever it returns, the link returns it again at the next look.
+        let _ = open.link.peer_state();
+        let is_mending = open.link.is_mending();
+        self.mend_links(&mut core);
+        drop(core);
+        self.parker().unpark();
+        is_mending
+    }
+}
+
+/// Waits before the next of some tries.
+fn pause(tries: usize, request: &ConnectRequest<'_>) {
+    if let Some(turn) = request.turn {
+        turn.waits();
+    }
+    std::thread::sleep(Duration::from_millis(PAUSES[tries.min(PAUSES.len() - 1)]));
+}

@@ -1,0 +1,211 @@
+//! Links whose connections break at any time, as a seed has it: nothing is lost, doubled or reordered.
+
+use super::*;
+use crate::transport::suite::{Random, pattern};
+
+/// Both ends of a link, and the test in the place of the threads that make its connections again.
+struct Rig {
+    ends: [TcpLink; 2],
+    is_sealed: bool,
+    random: Random,
+    /// Connections that one end has in place of a broken one and the other has not: the end that has yet to get it.
+    late: Vec<(usize, Mend)>,
+    /// For each connection, the number of its last socket.
+    numbers: Vec<(Part, usize, u32)>,
+    breaks: usize,
+}
+
+impl Rig {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let is_sealed = random.below(2) == 1;
+        let (a, b) = match random.below(3) {
+            0 => striped(2, is_sealed),
+            _ if is_sealed => {
+                let (a, b) = links();
+                let [data, control] = [(); 2].map(|()| handshake::tests::conversation());
+                (
+                    a.encrypted(data.0, control.0),
+                    b.encrypted(data.1, control.1),
+                )
+            }
+            _ => links(),
+        };
+        for link in [&a, &b] {
+            let socket = SockRef::from(link.data.socket());
+            socket.set_send_buffer_size(LEAST).unwrap();
+            socket.set_recv_buffer_size(LEAST).unwrap();
+        }
+        Self {
+            ends: [a, b],
+            is_sealed,
+            random,
+            late: Vec::new(),
+            numbers: Vec::new(),
+            breaks: 0,
+        }
+    }
+
+    /// A further socket for a connection that end `opener` has opened, for each end.
+    fn replacement(&mut self, part: Part, opener: usize) -> [Mend; 2] {
+        let is_it = |(other, by, _): &&mut (Part, usize, u32)| (*other, *by) == (part, opener);
+        let number = match self.numbers.iter_mut().find(is_it) {
+            Some((.., number)) => {
+                *number += 1;
+                *number
+            }
+            None => {
+                self.numbers.push((part, opener, 1));
+                1
+            }
+        };
+        let (ours, theirs) = connection_with_room(LEAST);
+        let ciphers = self.is_sealed.then(handshake::tests::conversation);
+        let (near, far) = match ciphers {
+            Some((near, far)) => (Some(near), Some(far)),
+            None => (None, None),
+        };
+        let socket = SocketId { part, number };
+        let ours = Mend::new(socket, true, ours, near);
+        let theirs = Mend::new(socket, false, theirs, far);
+        match opener {
+            0 => [ours, theirs],
+            _ => [theirs, ours],
+        }
+    }
+
+    /// Breaks a connection, sometimes where only one end sees it, and makes it again, sometimes late at one end.
+    fn break_one(&mut self) {
+        let mut parts = vec![(Part::Data, 0), (Part::Control, 0)];
+        for (opener, end) in self.ends.iter_mut().enumerate() {
+            let stripes = end.outgoing.numbered();
+            parts.extend(stripes.map(|(number, _)| (Part::Stripe(number), opener)));
+        }
+        let (part, opener) = parts[self.random.below(parts.len())];
+        for at in 0..2 {
+            if self.random.below(2) == 1 {
+                self.ends[at].each(|(other, is_ours), _, connection| {
+                    if other == part && (part == Part::Data || is_ours == (opener == at)) {
+                        connection.stop("the test");
+                    }
+                });
+            }
+        }
+        let mends = self.replacement(part, opener);
+        for (at, mend) in mends.into_iter().enumerate() {
+            match self.random.below(8) {
+                0..4 => self.ends[at].mend(mend),
+                4..7 => self.late.push((at, mend)),
+                // It breaks before this end hears of it, and the next one takes its place.
+                _ => drop(mend),
+            }
+        }
+        self.breaks += 1;
+    }
+
+    /// Makes again all that is broken, as the group would.
+    fn heal(&mut self) {
+        for (at, mend) in std::mem::take(&mut self.late) {
+            self.ends[at].mend(mend);
+        }
+        for at in 0..2 {
+            assert_eq!(self.ends[at].peer_state(), PeerState::Present);
+            while let Some(breach) = self.ends[at].wants_mending() {
+                let opener = if breach.is_ours { at } else { 1 - at };
+                let [zero, one] = self.replacement(breach.socket.part, opener);
+                self.ends[0].mend(zero);
+                self.ends[1].mend(one);
+            }
+        }
+    }
+}
+
+fn carry(seed: u64, total: usize) -> usize {
+    let mut rig = Rig::new(seed);
+    let (mut sent, mut received) = ([0; 2], [0; 2]);
+    let mut scratch = vec![0; 1 << 17];
+    let start = Instant::now();
+    while received != [total; 2] {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "seed {seed}: {sent:?}, {received:?}"
+        );
+        for at in 0..2 {
+            let piece = rig.random.size(scratch.len()).min(total - sent[at]);
+            let bytes = pattern(at as u64, sent[at], piece);
+            sent[at] += rig.ends[at].try_send(&bytes).unwrap();
+            if rig.random.below(3) > 0 {
+                let piece = rig.random.size(scratch.len()).min(total - received[at]);
+                let count = rig.ends[at].try_recv(&mut scratch[..piece]).unwrap();
+                let expected = pattern(1 - at as u64, received[at], count);
+                assert!(
+                    expected == scratch[..count],
+                    "seed {seed}, at {}",
+                    received[at]
+                );
+                received[at] += count;
+            }
+        }
+        match rig.random.below(40) {
+            0 => rig.break_one(),
+            1..6 => rig.heal(),
+            _ => {}
+        }
+    }
+    for end in &mut rig.ends {
+        end.send_farewell();
+    }
+    rig.breaks
+}
+
+#[test]
+fn nothing_is_lost_whatever_breaks_when() {
+    let seeds = std::env::var("LINK_SEEDS").ok();
+    let seeds = seeds.map_or(60, |seeds| seeds.parse().expect("a number"));
+    let breaks: usize = (0..seeds).map(|seed| carry(seed, 1 << 20)).sum();
+    assert!(breaks > seeds as usize, "{breaks} breaks");
+}
+
+#[test]
+fn a_peer_that_lacks_what_is_not_kept_ends_the_link() {
+    let (mut a, mut b) = links();
+    // Acknowledged by the system, and never read.
+    while a.try_send(&[7; 100_000]).unwrap() > 0 {}
+    b.data = Connection::new(connection().0, None).unwrap();
+    let (ours, theirs) = connection();
+    let socket = SocketId {
+        part: Part::Data,
+        number: 1,
+    };
+    a.mend(Mend::new(socket, true, ours, None));
+    b.mend(Mend::new(socket, false, theirs, None));
+    let PeerState::Lost(what) = suite::end_of(&mut a) else {
+        panic!("the link goes on");
+    };
+    assert!(
+        what.contains("0 of") && what.contains("bytes have arrived"),
+        "{what}"
+    );
+}
+
+#[test]
+fn an_abort_is_said_again() {
+    let (mut a, mut b) = links();
+    let notice = Notice {
+        code: Code::Mismatch,
+        origin: 1,
+        culprit: None,
+        message: "they differ".to_owned(),
+    };
+    // What the first socket carries is never read.
+    b.control = Control::new(connection().0);
+    a.send_abort(&notice);
+    let (ours, theirs) = connection();
+    let socket = SocketId {
+        part: Part::Control,
+        number: 1,
+    };
+    a.mend(Mend::new(socket, true, ours, None));
+    b.mend(Mend::new(socket, false, theirs, None));
+    assert_eq!(suite::end_of(&mut b), PeerState::Aborted(notice));
+}
