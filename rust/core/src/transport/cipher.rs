@@ -152,7 +152,8 @@ impl Sealed {
         loop {
             match self.flush(socket) {
                 Ok(()) => {}
-                Err(Errno::AGAIN) if done > 0 => return Ok(done),
+                // Another error than "not now" shows again at the next call.
+                Err(_) if done > 0 => return Ok(done),
                 Err(errno) => return Err(errno),
             }
             let settled = self.owed.min(bytes.len() - done);

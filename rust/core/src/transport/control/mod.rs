@@ -432,6 +432,7 @@ pub(super) fn describe(errno: Errno) -> String {
     match errno {
         Errno::CONNRESET => "connection reset".to_owned(),
         Errno::PIPE => "connection closed".to_owned(),
+        Errno::CONNABORTED => "connection aborted".to_owned(),
         Errno::TIMEDOUT => "connection timed out".to_owned(),
         other => std::io::Error::from(other).to_string(),
     }
