@@ -112,24 +112,29 @@ impl Connection {
         if !self.is_flowing() && !self.go_on() {
             return Err(Errno::AGAIN);
         }
-        if self.ledger.is_ahead() {
-            return Ok(self
-                .ledger
-                .skip(pieces.iter().map(|piece| piece.len()).sum()));
-        }
-        match self.transmit(pieces) {
-            Ok(sent) => {
-                let Self {
-                    ledger,
-                    socket,
-                    sealed,
-                    ..
-                } = self;
-                ledger.note_sent(pieces, sent, || lacking(socket, sealed.is_some()));
-                Ok(sent)
-            }
-            Err(errno @ (Errno::AGAIN | Errno::INTR)) => Err(errno),
-            Err(errno) => Err(self.stop(&describe(errno))),
+        let taken = match self.ledger.ahead() {
+            0 => self.transmit(pieces),
+            ahead => match after(pieces, ahead) {
+                rest if rest.iter().all(|piece| piece.is_empty()) => Ok(0),
+                rest => self.transmit(&rest),
+            },
+        };
+        let taken = match taken {
+            Ok(taken) => taken,
+            // More may have been acknowledged of what had gone.
+            Err(Errno::AGAIN) if self.ledger.ahead() > 0 => 0,
+            Err(errno @ (Errno::AGAIN | Errno::INTR)) => return Err(errno),
+            Err(errno) => return Err(self.stop(&describe(errno))),
+        };
+        let Self {
+            ledger,
+            socket,
+            sealed,
+            ..
+        } = self;
+        match ledger.note_sent(pieces, taken, || lacking(socket, sealed.is_some())) {
+            0 => Err(Errno::AGAIN),
+            counted => Ok(counted),
         }
     }
 
@@ -440,7 +445,7 @@ impl Connection {
 
     /// Whether bytes that did not count as sent are sealed already.
     pub(super) fn owes(&self) -> bool {
-        self.ledger.is_ahead() || self.sealed.as_ref().is_some_and(|sealed| sealed.owed() > 0)
+        self.ledger.ahead() > 0 || self.sealed.as_ref().is_some_and(|sealed| sealed.owed() > 0)
     }
 
     /// Which of `wanted` the socket is ready for now; also `HUP` and `ERR`.
@@ -490,6 +495,17 @@ impl Connection {
         let sealed = self.sealed.as_ref().map_or(0, |sealed| sealed.memory());
         sealed + self.ledger.memory() + self.backlog.capacity()
     }
+}
+
+/// The bytes of `pieces`, three at most, after the first `skipped` ones.
+fn after<'a>(pieces: &[&'a [u8]], mut skipped: usize) -> [&'a [u8]; 3] {
+    let mut rest: [&[u8]; 3] = [&[]; 3];
+    for (rest, piece) in rest.iter_mut().zip(pieces) {
+        let passed = skipped.min(piece.len());
+        skipped -= passed;
+        *rest = &piece[passed..];
+    }
+    rest
 }
 
 /// How many of the last bytes that went over the socket the peer's system may lack. Of a record that has not come whole the peer

@@ -2,7 +2,8 @@
 //!
 //! A socket that breaks takes with it what it had not delivered. The bytes that the peer's system has acknowledged are not lost:
 //! they lie in its receive queue, where the peer can read them after the break. So a side keeps a copy of the bytes that its
-//! own system still counts as unacknowledged, and of no others. When another socket takes the place of the broken one, each side
+//! own system still counts as unacknowledged, and of no others. Of a payload that the system takes in part no copy is made at
+//! all: the bytes that are unacknowledged do not count as sent, so the caller keeps them for the next call. When another socket takes the place of the broken one, each side
 //! says how many bytes it has received in all, and the other goes on from there.
 
 use std::collections::VecDeque;
@@ -26,8 +27,7 @@ pub(super) struct Ledger {
     kept: VecDeque<u8>,
     /// How many of these, the last ones, the present socket has yet to take.
     again: usize,
-    /// The number of the caller's next bytes that the peer has already, though they do not count as sent: a former socket had
-    /// taken them.
+    /// The number of the caller's next bytes that a socket has taken, though they do not count as sent.
     ahead: usize,
 }
 
@@ -64,24 +64,37 @@ impl Ledger {
         self.received += bytes as u64;
     }
 
-    /// The socket has taken the first `count` bytes of `pieces`. `unacknowledged` asks the system how many bytes, these
-    /// included, the peer's system may lack.
+    /// The number of the caller's next bytes that have gone already.
+    pub(super) fn ahead(&self) -> usize {
+        self.ahead
+    }
+
+    /// The caller offers `pieces`. The first [`Ledger::ahead`] bytes of them had gone, and the socket has taken the next `taken`
+    /// ones. `unacknowledged` asks the system how many of all bytes the peer's system may lack. Returns how many of the offered
+    /// bytes count as sent now.
     pub(super) fn note_sent(
         &mut self,
         pieces: &[&[u8]],
-        count: usize,
+        taken: usize,
         unacknowledged: impl FnOnce() -> usize,
-    ) {
+    ) -> usize {
+        let offered: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let gone = self.ahead + taken;
         let mut skipped = 0;
-        if count >= LONG {
-            let lacking = unacknowledged();
-            self.trim(lacking.saturating_sub(count));
-            skipped = count.saturating_sub(lacking);
-        } else if self.kept.len() + count > ASK {
-            self.trim(unacknowledged().saturating_sub(count));
+        let mut counted = offered;
+        let is_short = self.ahead == 0 && taken == offered && offered < LONG;
+        if !is_short || self.kept.len() + offered > ASK {
+            let mut lacking = unacknowledged();
+            if gone < offered {
+                counted = gone.saturating_sub(lacking);
+            }
+            self.ahead = gone - counted.min(gone);
+            lacking = lacking.saturating_sub(self.ahead);
+            self.trim(lacking.saturating_sub(counted));
+            skipped = counted.saturating_sub(lacking);
         }
-        self.sent += count as u64;
-        let mut rest = count;
+        self.sent += counted as u64;
+        let mut rest = counted;
         for piece in pieces {
             let taken = &piece[..piece.len().min(rest)];
             rest -= taken.len();
@@ -89,6 +102,7 @@ impl Ledger {
             skipped -= passed;
             self.kept.extend(&taken[passed..]);
         }
+        counted
     }
 
     /// The peer's system has all but the last `lacking` of the bytes that this socket has taken.
@@ -131,19 +145,6 @@ impl Ledger {
         }
     }
 
-    /// How many of the caller's next bytes, which are `count`, the peer has already. They count as sent.
-    pub(super) fn skip(&mut self, count: usize) -> usize {
-        let skipped = count.min(self.ahead);
-        self.ahead -= skipped;
-        self.sent += skipped as u64;
-        skipped
-    }
-
-    /// Whether the peer has bytes that do not count as sent.
-    pub(super) fn is_ahead(&self) -> bool {
-        self.ahead > 0
-    }
-
     /// The next bytes to go again; none when all have gone.
     pub(super) fn again(&self) -> &[u8] {
         let (first, second) = self.kept.as_slices();
@@ -172,12 +173,15 @@ mod tests {
     #[test]
     fn a_copy_is_kept_of_what_the_peer_may_lack() {
         let mut ledger = Ledger::default();
-        ledger.note_sent(&[b"head", b"body"], 6, || panic!("short"));
-        assert_eq!(ledger.kept, *b"headbo");
+        assert_eq!(
+            ledger.note_sent(&[b"head", b"body"], 8, || panic!("short")),
+            8
+        );
+        assert_eq!(ledger.kept, *b"headbody");
         let long: Vec<u8> = (0..LONG as u32).map(|at| at as u8).collect();
-        ledger.note_sent(&[&long], LONG, || 3);
+        assert_eq!(ledger.note_sent(&[&long], LONG, || 3), LONG);
         assert_eq!(ledger.kept, long[LONG - 3..].to_vec());
-        ledger.note_sent(&[&long], LONG, || LONG + 2);
+        assert_eq!(ledger.note_sent(&[&long], LONG, || LONG + 2), LONG);
         assert_eq!(ledger.kept.len(), LONG + 2);
         ledger.trim(0);
         assert!(ledger.kept.is_empty());
@@ -185,6 +189,29 @@ mod tests {
             ledger.note_sent(&[&long[..1000]], 1000, || 1000);
         }
         assert!(ledger.kept.len() <= ASK);
+    }
+
+    #[test]
+    fn nothing_is_copied_while_the_caller_keeps_it() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let mut ledger = Ledger::default();
+        // 40 have gone, and 10 of these have arrived.
+        assert_eq!(ledger.note_sent(&[&bytes], 40, || 30), 10);
+        assert_eq!((ledger.ahead(), ledger.kept.len()), (30, 0));
+        assert_eq!(ledger.note_sent(&[&bytes[10..]], 0, || 30), 0);
+        assert_eq!(ledger.note_sent(&[&bytes[10..]], 20, || 35), 15);
+        assert_eq!((ledger.ahead(), ledger.kept.len()), (35, 0));
+        // The caller offers less than has gone.
+        assert_eq!(ledger.note_sent(&[&bytes[25..30]], 0, || 33), 5);
+        assert_eq!(
+            (ledger.ahead(), &ledger.kept),
+            (30, &VecDeque::from([27, 28, 29]))
+        );
+        // The rest goes: the last bytes are kept here.
+        assert_eq!(ledger.note_sent(&[&bytes[30..]], 40, || 50), 70);
+        assert_eq!((ledger.ahead(), ledger.kept.len()), (0, 50));
+        assert_eq!(ledger.go_back(98), Ok(()));
+        assert_eq!(ledger.again(), &bytes[98..]);
     }
 
     #[test]
@@ -212,19 +239,19 @@ mod tests {
     }
 
     #[test]
-    fn what_arrived_before_it_counted_is_skipped() {
+    fn what_arrived_before_it_counted_is_not_sent_again() {
         let mut ledger = Ledger::default();
         ledger.note_sent(&[b"0123456789"], 10, || 0);
         ledger.stop(5);
         assert_eq!(ledger.go_back(13), Ok(()));
-        assert_eq!((ledger.skip(2), ledger.is_ahead()), (2, true));
+        assert_eq!(ledger.ahead(), 3);
+        assert_eq!(ledger.note_sent(&[b"ab"], 0, || 0), 2);
         // It broke again.
         ledger.stop(0);
         assert_eq!(ledger.go_back(13), Ok(()));
-        assert_eq!((ledger.skip(9), ledger.skip(9)), (1, 0));
-        ledger.note_sent(&[b"345"], 3, || 0);
-        ledger.stop(0);
+        assert_eq!(ledger.note_sent(&[b"cde"], 2, || 2), 3);
+        assert_eq!(ledger.ahead(), 0);
         assert_eq!(ledger.go_back(14), Ok(()));
-        assert_eq!(ledger.again(), b"45");
+        assert_eq!(ledger.again(), b"de"[1..].to_vec());
     }
 }
