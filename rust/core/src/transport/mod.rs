@@ -146,6 +146,11 @@ pub trait Link: ControlChannel + Send {
     /// ended.
     fn cannot_mend(&mut self, _socket: SocketId, _why: Option<&str>) {}
 
+    /// Whether the peer owes an answer: its state is to be looked at some times a second.
+    fn is_unanswered(&self) -> bool {
+        false
+    }
+
     /// Whether not all connections of the link carry bytes.
     fn is_mending(&self) -> bool {
         false

@@ -32,11 +32,19 @@ struct Place {
 impl Group {
     /// Has the connections made again that have been found broken.
     pub(crate) fn mend_links(&self, core: &mut Core) {
-        let mut breaches = Vec::new();
+        let (mut breaches, mut healed) = (Vec::new(), Vec::new());
         for (lane, peer, open) in core.links.iter_open() {
-            self.tell_healed(peer, open);
+            if self.tell_healed(peer, open) {
+                healed.push(peer);
+            }
             while let Some(breach) = open.link.wants_mending() {
                 breaches.push((lane, peer, breach));
+            }
+        }
+        // The other link to that peer may have suffered too, though no operation waits for it yet.
+        for (_, peer, open) in core.links.iter_open() {
+            if healed.contains(&peer) && open.ended.is_none() {
+                open.link.ask();
             }
         }
         for (lane, peer, breach) in breaches {
@@ -49,21 +57,25 @@ impl Group {
         }
     }
 
-    /// Tells, once for each outage, that it is over.
-    fn tell_healed(&self, peer: Rank, open: &mut OpenLink) {
-        if let Some(Outage { since, cause }) = open.link.take_healed() {
-            let (peer, rank) = (self.name_of(peer), self.rank);
-            let seconds = since.elapsed().as_secs_f64();
-            tracing::info!(rank, %peer, %cause, seconds, "a connection broke and was made again; nothing was lost");
-        }
+    /// Tells, once for each outage, that it is over. Whether one was.
+    fn tell_healed(&self, peer: Rank, open: &mut OpenLink) -> bool {
+        let Some(Outage { since, cause }) = open.link.take_healed() else {
+            return false;
+        };
+        let (peer, rank) = (self.name_of(peer), self.rank);
+        let seconds = since.elapsed().as_secs_f64();
+        tracing::info!(rank, %peer, %cause, seconds, "a connection broke and was made again; nothing was lost");
+        true
     }
 
     fn mend_in_background(&self, (lane, peer): (Lane, Rank), breach: Breach) -> Result<(), Error> {
         tracing::debug!(rank = self.rank, peer, ?breach, "a connection broke");
-        let (socket, was_silent) = (breach.socket, breach.was_silent);
+        let socket = breach.socket;
         let place = Place { lane, peer, socket };
         let limit = match self.config.peer_timeout.seconds() {
-            _ if was_silent => AFTER_SILENCE,
+            // The system decides.
+            _ if breach.is_dark => self.config.join_timeout.duration(),
+            _ if breach.was_silent => AFTER_SILENCE,
             Some(seconds) => Duration::from_secs(seconds.into()),
             None => self.config.join_timeout.duration(),
         };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::error::{Code, Error};
 use crate::transport::endpoint::Lane;
@@ -16,6 +16,9 @@ use crate::engine::work::WorkState;
 
 /// Operations of one group that are moved at once; later ones wait their turn.
 const CONCURRENT: usize = 64;
+
+/// The pause between two looks at a peer that owes an answer.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Waits named in a report, beyond which only their number is given.
 const WAITS_NAMED: usize = 4;
@@ -316,11 +319,17 @@ impl Group {
             let may_cross = |operation: &Operation| operation.run.may_cross(&core.shared);
             ready |= core.operations.iter().any(may_cross);
         }
+        let mut is_unanswered = false;
         for (_, _, open) in core.links.iter_open() {
             let ended = open.ended.is_some();
             if open.interest != Interest::default() && !ended {
                 ready |= open.link.arm(open.interest);
+                is_unanswered |= open.link.is_unanswered();
             }
+        }
+        if is_unanswered {
+            let look = self.clock.now() + LOOK;
+            *until = Some(until.map_or(look, |until| until.min(look)));
         }
         ready
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 const TOLD: usize = 176;
 
 /// Where fields of it are.
+const RETRANSMITS: usize = 2;
 const RTT: usize = 68;
 const BYTES_ACKED: usize = 120;
 const BUSY_TIME: usize = 168;
@@ -34,6 +35,13 @@ pub(super) fn traffic(socket: &impl AsFd) -> Traffic {
 pub(in crate::transport) fn round_trip(socket: BorrowedFd<'_>) -> Option<Duration> {
     let microseconds = u32::from_ne_bytes(field(&ask(socket), RTT)?);
     (microseconds > 0).then(|| Duration::from_micros(microseconds.into()))
+}
+
+/// Whether bytes have been sent again and again and none has been acknowledged: the way to the peer is dark, for this connection
+/// at least.
+pub(super) fn is_unanswered(socket: BorrowedFd<'_>) -> bool {
+    const SEVERAL: u8 = 2;
+    field(&ask(socket), RETRANSMITS).is_some_and(|[retransmits]| retransmits >= SEVERAL)
 }
 
 fn field<const N: usize>(told: &[u8], place: usize) -> Option<[u8; N]> {

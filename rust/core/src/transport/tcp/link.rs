@@ -22,6 +22,7 @@ use socket2::SockRef;
 use super::buffer::Buffer;
 use super::connection::Connection;
 use super::keepalive;
+use super::kernel::is_unanswered;
 use super::mending::{Breach, Mend, Outage, Part, SocketId};
 use super::streams::{Incoming, Outgoing};
 use super::stripes::Stripe;
@@ -35,6 +36,12 @@ use crate::transport::{
 
 /// How long an answer of the peer's process may take before it is worth a word.
 const SILENCE: Duration = Duration::from_secs(1);
+
+/// How long an answer may take before the connections are looked at.
+const UNANSWERED: Duration = Duration::from_millis(100);
+
+/// The break of a connection that has not broken.
+const DARK: &str = "no answer from its host";
 
 /// From this size on a receive bypasses the buffer.
 const DIRECT: usize = 32 << 10;
@@ -53,6 +60,8 @@ pub struct TcpLink {
     dials: bool,
     /// The connections that are broken, and whether the caller knows.
     breaches: Vec<(Breach, bool)>,
+    /// Nothing comes back over a connection, as far as was seen.
+    is_dark: bool,
     /// Since when not all connections carry bytes; and the last such time, once it is over.
     outage: Option<Outage>,
     healed: Option<Outage>,
@@ -94,6 +103,7 @@ impl TcpLink {
             control_sockets: 0,
             dials,
             breaches: Vec::new(),
+            is_dark: false,
             outage: None,
             healed: None,
             peer,
@@ -232,15 +242,27 @@ impl TcpLink {
                 .take()
                 .or_else(|| connection.beyond().map(str::to_owned));
         });
+        if self.is_dark || self.is_unanswered() {
+            self.suspect(&mut broken);
+        }
         let silent = describe(Errno::TIMEDOUT);
         let mut breaches = std::mem::take(&mut self.breaches);
-        breaches.retain(|(breach, _)| {
+        breaches.retain_mut(|(breach, _)| {
             let is_it = |(part, is_ours, number, _): &(Part, bool, u32, String)| {
                 (breach.socket.part, breach.is_ours, breach.socket.number)
                     == (*part, *is_ours, *number)
             };
             let at = broken.iter().position(is_it);
-            at.map(|at| broken.swap_remove(at)).is_some()
+            let found = at.map(|at| broken.swap_remove(at));
+            if let Some((.., cause)) = found.filter(|(.., cause)| breach.is_dark && cause != DARK) {
+                if cause == silent {
+                    // The system has given up, and so far there is no other way.
+                    beyond = beyond.take().or(Some(cause));
+                    return false;
+                }
+                (breach.cause, breach.is_dark) = (cause, false);
+            }
+            at.is_some()
         });
         self.breaches = breaches;
         for (part, is_ours, number, cause) in broken {
@@ -252,12 +274,12 @@ impl TcpLink {
                 since: Instant::now(),
                 cause: cause.clone(),
             });
-            let was_silent = cause == silent;
             let breach = Breach {
                 socket,
                 is_ours,
+                is_dark: cause == DARK,
+                was_silent: cause == silent,
                 cause,
-                was_silent,
             };
             self.breaches.push((breach, false));
             self.news = true;
@@ -267,6 +289,25 @@ impl TcpLink {
         }
         if self.breaches.is_empty() && all_flow {
             self.healed = self.outage.take().or_else(|| self.healed.take());
+        }
+    }
+
+    /// Adds the connections that this side opens, since nothing comes back.
+    fn suspect(&mut self, broken: &mut Vec<(Part, bool, u32, String)>) {
+        let mut sockets = vec![(Part::Control, self.dials, self.control_sockets)];
+        self.is_dark = is_unanswered(self.control.fd());
+        let mut is_dark = self.is_dark;
+        self.each(|(part, is_ours), _, connection| {
+            sockets.push((part, is_ours, connection.sockets()));
+            is_dark |= connection.is_flowing() && is_unanswered(connection.as_fd());
+        });
+        self.is_dark = is_dark;
+        for (part, is_ours, number) in sockets {
+            let is_known =
+                |(other, by, ..): &(Part, bool, u32, String)| (*other, *by) == (part, is_ours);
+            if is_dark && is_ours && !broken.iter().any(is_known) {
+                broken.push((part, is_ours, number, DARK.to_owned()));
+            }
         }
     }
 
@@ -486,6 +527,9 @@ impl Link for TcpLink {
         let Some(breach) = breaches.rev().find(|breach| breach.socket == socket) else {
             return;
         };
+        if breach.is_dark {
+            return;
+        }
         let cause = &breach.cause;
         self.end(match why {
             Some(why) => format!("{cause}, and it could not be opened again: {why}"),
@@ -495,6 +539,11 @@ impl Link for TcpLink {
 
     fn is_mending(&self) -> bool {
         self.outage.is_some() && self.broken.is_none()
+    }
+
+    fn is_unanswered(&self) -> bool {
+        let silence = self.control.silence();
+        silence.is_some_and(|silence| silence >= UNANSWERED) && self.broken.is_none()
     }
 
     fn take_healed(&mut self) -> Option<Outage> {
@@ -545,6 +594,8 @@ impl ControlChannel for TcpLink {
     }
 
     fn ask(&mut self) {
+        // Looked at more closely with the state.
+        self.is_dark = true;
         self.control.ask();
     }
 

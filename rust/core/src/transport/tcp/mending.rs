@@ -2,7 +2,8 @@
 //!
 //! The side that had opened a connection opens it again; the other waits for it, and looks meanwhile whether the peer's process
 //! is still there. The link only says what has broken ([`Breach`]) and takes what was made ([`Mend`]); threads of the endpoint do
-//! the rest. A connection that carries data goes on where it was (`connection.rs`). On the control channel both sides say again
+//! the rest. A connection over which nothing comes back is opened again too, while the system still tries the old one: routers may
+//! have forgotten it, and where the network was cut the system tries again ever more rarely. A connection that carries data goes on where it was (`connection.rs`). On the control channel both sides say again
 //! what holds (`control`).
 
 use std::net::TcpStream;
@@ -75,7 +76,7 @@ impl SocketId {
     }
 }
 
-/// The break of a connection.
+/// The break of a connection, or the suspicion of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Breach {
     /// The socket that broke.
@@ -84,6 +85,8 @@ pub struct Breach {
     pub is_ours: bool,
     /// The break, in words.
     pub cause: String,
+    /// Nothing comes back from the peer's host. The system goes on asking, and decides when it is lost.
+    pub is_dark: bool,
     /// The system has asked the peer's host in vain for as long as that may be silent.
     pub was_silent: bool,
 }

@@ -13,9 +13,9 @@ use crate::fork;
 use crate::transport::handshake::{Answer, Hello, Purpose};
 use crate::transport::tcp::mending::{Mend, SocketId};
 
-/// How long an address may take to answer at the first try, at the second, and so forth: a network that is there again is noticed
-/// soon, and one whose answers take long is given time.
-const SHARES: [u64; 6] = [50, 100, 200, 400, 1000, 3000];
+/// Milliseconds that an address has to answer at most tries, and at the longest ones.
+const SHORTEST: u64 = 50;
+const LONGEST: u64 = 800;
 
 /// The end of one walk over the addresses of a peer.
 #[derive(Debug)]
@@ -37,7 +37,10 @@ pub(in crate::transport::endpoint) fn open(
     tries: usize,
 ) -> Again {
     let addresses = attempt.request.target.towards(&attempt.shared.address);
-    let share = Duration::from_millis(SHARES[tries.min(SHARES.len() - 1)]);
+    // Every second try is twice as long, every second of these again: a network that is there again is noticed soon, and one
+    // whose answers take long is given time.
+    let share = SHORTEST << (tries + 1).trailing_zeros().min(8);
+    let share = Duration::from_millis(share.min(LONGEST));
     let (mut refusals, mut last) = (0, "it published no TCP address".to_owned());
     for address in &addresses {
         match open_at(attempt, *address, share) {
