@@ -32,18 +32,19 @@ struct Place {
 impl Group {
     /// Has the connections made again that have been found broken.
     pub(crate) fn mend_links(&self, core: &mut Core) {
-        let (mut breaches, mut healed) = (Vec::new(), Vec::new());
+        let (mut breaches, mut doubtful) = (Vec::new(), Vec::new());
         for (lane, peer, open) in core.links.iter_open() {
-            if self.tell_healed(peer, open) {
-                healed.push(peer);
+            if self.tell_healed(peer, open) | open.link.is_unanswered() {
+                doubtful.push(peer);
             }
             while let Some(breach) = open.link.wants_mending() {
                 breaches.push((lane, peer, breach));
             }
         }
-        // The other link to that peer may have suffered too, though no operation waits for it yet.
+        // The other link to that peer may have suffered too, though no operation waits for it yet; and it may be the one that
+        // this side opens.
         for (_, peer, open) in core.links.iter_open() {
-            if healed.contains(&peer) && open.ended.is_none() {
+            if doubtful.contains(&peer) && open.ended.is_none() {
                 open.link.ask();
             }
         }
