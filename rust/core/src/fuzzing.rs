@@ -211,7 +211,7 @@ mod tests {
     #[expect(clippy::too_many_lines, reason = "one seed after the other")]
     fn seeds() -> Vec<(String, String, Vec<u8>)> {
         use crate::transport::handshake::Purpose;
-        use crate::transport::{Notice, POSITION_BYTES};
+        use crate::transport::{Notice, POSITION_BYTES, Part, SocketId};
 
         let mut all = Vec::new();
         let mut write = |target: &str, name: &str, bytes: &[u8]| {
@@ -236,6 +236,10 @@ mod tests {
             Frame::Answer,
             Frame::Framing(1 << 40),
             Frame::FramingHeard,
+            Frame::Broken(SocketId {
+                part: Part::Stripe(7),
+                number: 1,
+            }),
             Frame::Segment(identity),
             Frame::SegmentAnswer {
                 segment: 1,

@@ -64,7 +64,7 @@ impl Group {
             return false;
         };
         let (peer, rank) = (self.name_of(peer), self.rank);
-        let seconds = since.elapsed().as_secs_f64();
+        let seconds = self.clock.since(since).as_secs_f64();
         tracing::info!(rank, %peer, %cause, seconds, "a connection broke and was made again; nothing was lost");
         true
     }
@@ -81,7 +81,7 @@ impl Group {
             None => self.config.join_timeout.duration(),
         };
         self.with_request_in_background((lane, peer), true, move |this, seat, request| {
-            let until = Instant::now() + limit;
+            let until = this.clock.now() + limit;
             let outcome = contained(|| match breach.is_ours {
                 true => this.open_again(seat, request, place, until),
                 false => this.await_again(seat, request, place, until),
@@ -115,7 +115,7 @@ impl Group {
                 return Ok(());
             }
             let request = ConnectRequest {
-                deadline: Instant::now() + TRY,
+                deadline: self.clock.now() + TRY,
                 ..*request
             };
             // The peer may have taken the socket of a try that this side gave up.
@@ -134,7 +134,7 @@ impl Group {
                 Again::Gone => return Err(None),
                 Again::NotNow(why) => why,
             };
-            if Instant::now() >= until && seat.glance(request.target) != Presence::There {
+            if self.clock.now() >= until {
                 return Err(Some(why));
             }
             pause(tries as usize, &request);
@@ -151,20 +151,19 @@ impl Group {
         place: Place,
         until: Instant,
     ) -> Result<(), Option<String>> {
-        let latest = until + self.config.join_timeout.duration();
         for looks in 0.. {
             if !self.is_mending(place) {
                 return Ok(());
             }
-            let now = Instant::now();
-            match seat.glance(request.target) {
+            let why = match seat.glance(request.target) {
                 Presence::Gone => return Err(None),
-                Presence::Unknown if now >= until => {
-                    return Err(Some("its host does not answer".to_owned()));
-                }
-                _ if now >= latest => return Err(Some("the peer does not open it".to_owned())),
-                Presence::There | Presence::Unknown => pause(looks, request),
+                Presence::There => "its process listens and does not open it",
+                Presence::Unknown => "its host does not answer",
+            };
+            if self.clock.now() >= until {
+                return Err(Some(why.to_owned()));
             }
+            pause(looks, request);
         }
         Ok(())
     }
