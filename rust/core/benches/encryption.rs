@@ -144,8 +144,8 @@ fn receive(link: &mut TcpLink, bytes: &mut [u8]) {
 
 fn links(encrypt: bool) -> (TcpLink, TcpLink) {
     let (data, control) = (connection(), connection());
-    let near = TcpLink::new(data.0, control.0, "near".to_owned()).expect("a link");
-    let far = TcpLink::new(data.1, control.1, "far".to_owned()).expect("a link");
+    let near = TcpLink::new(data.0, control.0, "near".to_owned(), true).expect("a link");
+    let far = TcpLink::new(data.1, control.1, "far".to_owned(), false).expect("a link");
     if !encrypt {
         return (near, far);
     }

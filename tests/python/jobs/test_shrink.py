@@ -98,7 +98,6 @@ def test_ranks_are_left_out_of_a_group_that_lives():
 @pytest.mark.parametrize(
     "how, error",
     [
-        ("connection", "PeerLostError"),
         ("abort", "AbortedError"),
         ("mismatch", "MismatchError"),
     ],
@@ -106,6 +105,11 @@ def test_ranks_are_left_out_of_a_group_that_lives():
 def test_all_go_on_after_a_failure_of_no_rank(how, error):
     env = {**LIMITS, "UNISONO_TRANSPORT": "tcp"}
     assert run(3, "fail_and_go_on", how, env=env) == [(error, [0, 1, 2])] * 3
+
+
+@pytest.mark.check
+def test_a_connection_that_breaks_is_no_failure():
+    assert run(3, "survive_breaks", env={**LIMITS, "UNISONO_TRANSPORT": "tcp"}) == [20] * 3
 
 
 def test_an_interrupt_ends_the_wait():

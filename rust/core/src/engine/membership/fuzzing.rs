@@ -18,8 +18,8 @@ pub fn agreement(bytes: &[u8]) {
     };
     let rank = usize::from(*rank) % WORLD;
     let mut part = Agreement::new(rank, WORLD, BTreeSet::new(), 7);
-    let mut opened = BTreeSet::new();
-    check(part.begin(), rank, &mut opened);
+    let mut ways = Ways::default();
+    ways.check(part.begin(), rank);
     while let Some((kind, after)) = rest.split_first() {
         let from = usize::from(*kind) % WORLD;
         let event = match usize::from(*kind) / WORLD {
@@ -36,28 +36,37 @@ pub fn agreement(bytes: &[u8]) {
                 };
                 assert_eq!(message.to_bytes(WORLD), written);
                 if from != rank {
-                    check(
-                        part.handle(from, Event::Message(message)),
-                        rank,
-                        &mut opened,
-                    );
+                    ways.spoken.insert(from);
+                    ways.check(part.handle(from, Event::Message(message)), rank);
                 }
                 continue;
             }
         };
         rest = after;
         if from != rank {
-            check(part.handle(from, event), rank, &mut opened);
+            ways.check(part.handle(from, event), rank);
         }
     }
 }
 
-/// It opens each way once, and sends over those that are open alone.
-fn check(actions: Vec<Action>, rank: Rank, opened: &mut BTreeSet<Rank>) {
-    for action in actions {
-        match action {
-            Action::Open(peer) => assert!(peer != rank && opened.insert(peer)),
-            Action::Send(to, _) => assert!(opened.contains(&to)),
+/// The ways to other ranks.
+#[derive(Default)]
+struct Ways {
+    /// Those that the rank has opened, and those over which messages have come.
+    opened: BTreeSet<Rank>,
+    spoken: BTreeSet<Rank>,
+}
+
+impl Ways {
+    /// It opens each way once, and sends over those that are open alone.
+    fn check(&mut self, actions: Vec<Action>, rank: Rank) {
+        for action in actions {
+            match action {
+                Action::Open(peer) => assert!(peer != rank && self.opened.insert(peer)),
+                Action::Send(to, _) => {
+                    assert!(self.opened.contains(&to) || self.spoken.contains(&to));
+                }
+            }
         }
     }
 }

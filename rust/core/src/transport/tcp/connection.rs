@@ -439,8 +439,7 @@ impl Connection {
 
     /// Whether [`Connection::receive`] has something without the socket.
     pub(super) fn has_opened(&self) -> bool {
-        let has_opened = |sealed: &Box<Sealed>| sealed.is_ready();
-        !self.backlog.is_empty() || self.sealed.as_ref().is_some_and(has_opened)
+        !self.backlog.is_empty() || self.sealed.as_ref().is_some_and(|sealed| sealed.is_ready())
     }
 
     /// Whether bytes that did not count as sent are sealed already.

@@ -14,16 +14,16 @@ use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use socket2::SockRef;
 
+use super::breaches::Breaches;
 use super::buffer::Buffer;
 use super::connection::Connection;
 use super::keepalive;
-use super::kernel::is_unanswered;
-use super::mending::{Breach, Mend, Outage, Part, SocketId};
+use super::mending::{Breach, Mend, Outage, SocketId};
 use super::streams::{Incoming, Outgoing};
 use super::stripes::Stripe;
 use crate::error::{Code, Error, Result};
@@ -40,9 +40,6 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// How long an answer may take before the connections are looked at.
 const UNANSWERED: Duration = Duration::from_millis(100);
 
-/// The break of a connection that has not broken.
-const DARK: &str = "no answer from its host";
-
 /// From this size on a receive bypasses the buffer.
 const DIRECT: usize = 32 << 10;
 /// The most one call moves, so that a caller with several links comes round to all of them.
@@ -58,13 +55,10 @@ pub struct TcpLink {
     control_sockets: u32,
     /// This side has opened the link, and opens its connections again.
     dials: bool,
-    /// The connections that are broken, and whether the caller knows.
-    breaches: Vec<(Breach, bool)>,
+    /// The connections that are broken.
+    breaches: Breaches,
     /// Nothing comes back over a connection, as far as was seen.
     is_dark: bool,
-    /// Since when not all connections carry bytes; and the last such time, once it is over.
-    outage: Option<Outage>,
-    healed: Option<Outage>,
     peer: String,
     buffer: Buffer,
     /// Bytes in the buffer that the last fold left: a part of an element, whose rest has yet to come.
@@ -102,10 +96,8 @@ impl TcpLink {
             control: Control::new(control),
             control_sockets: 0,
             dials,
-            breaches: Vec::new(),
+            breaches: Breaches::default(),
             is_dark: false,
-            outage: None,
-            healed: None,
             peer,
             buffer: Buffer::default(),
             part: 0,
@@ -196,118 +188,6 @@ impl TcpLink {
         if self.broken.is_none() {
             self.broken = Some(what);
             self.news = true;
-        }
-    }
-
-    /// Calls `visit` for each connection that carries bytes: which it is, whether this side opens it, and whether bytes are to
-    /// come or go over it.
-    fn each(&mut self, mut visit: impl FnMut((Part, bool), bool, &mut Connection)) {
-        visit((Part::Data, self.dials), true, &mut self.data);
-        for (number, stripe) in self.outgoing.numbered() {
-            visit((Part::Stripe(number), true), true, stripe);
-        }
-        // A stripe over which nothing is to come may have been closed by the peer.
-        let expected = self.incoming.expected();
-        for (number, stripe) in self.incoming.numbered() {
-            visit(
-                (Part::Stripe(number), false),
-                expected.contains(&number),
-                stripe,
-            );
-        }
-    }
-
-    /// Goes on with connections that have been made again, and finds those that have broken. `control`: how its channel broke.
-    fn look_for_breaches(&mut self, control: Option<String>) {
-        for socket in self.control.take_broken() {
-            self.each(|(part, is_ours), _, connection| {
-                let is_it = (part, connection.sockets()) == (socket.part, socket.number);
-                if is_ours && is_it {
-                    connection.stop("the peer's end of it broke");
-                }
-            });
-        }
-        let (mut broken, mut beyond, mut all_flow) = (Vec::new(), None, true);
-        if let Some(cause) = control {
-            broken.push((Part::Control, self.dials, self.control_sockets, cause));
-        }
-        self.each(|(part, is_ours), is_used, connection| {
-            if is_used {
-                connection.look();
-            }
-            all_flow &= connection.go_on();
-            let cause = connection.cause().map(str::to_owned);
-            broken.extend(cause.map(|cause| (part, is_ours, connection.sockets(), cause)));
-            beyond = beyond
-                .take()
-                .or_else(|| connection.beyond().map(str::to_owned));
-        });
-        if self.is_dark || self.is_unanswered() {
-            self.suspect(&mut broken);
-        }
-        let silent = describe(Errno::TIMEDOUT);
-        let mut breaches = std::mem::take(&mut self.breaches);
-        breaches.retain_mut(|(breach, _)| {
-            let is_it = |(part, is_ours, number, _): &(Part, bool, u32, String)| {
-                (breach.socket.part, breach.is_ours, breach.socket.number)
-                    == (*part, *is_ours, *number)
-            };
-            let at = broken.iter().position(is_it);
-            let found = at.map(|at| broken.swap_remove(at));
-            if let Some((.., cause)) = found.filter(|(.., cause)| breach.is_dark && cause != DARK) {
-                if cause == silent {
-                    // The system has given up, and so far there is no other way.
-                    beyond = beyond.take().or(Some(cause));
-                    return false;
-                }
-                (breach.cause, breach.is_dark) = (cause, false);
-            }
-            at.is_some()
-        });
-        self.breaches = breaches;
-        for (part, is_ours, number, cause) in broken {
-            let socket = SocketId { part, number };
-            if !is_ours {
-                self.control.send(&Frame::Broken(socket));
-            }
-            self.outage.get_or_insert_with(|| Outage {
-                since: Instant::now(),
-                cause: cause.clone(),
-            });
-            let breach = Breach {
-                socket,
-                is_ours,
-                is_dark: cause == DARK,
-                was_silent: cause == silent,
-                cause,
-            };
-            self.breaches.push((breach, false));
-            self.news = true;
-        }
-        if let Some(what) = beyond {
-            self.end(what);
-        }
-        if self.breaches.is_empty() && all_flow {
-            self.healed = self.outage.take().or_else(|| self.healed.take());
-        }
-    }
-
-    /// Adds the connections that this side opens, since nothing comes back.
-    fn suspect(&mut self, broken: &mut Vec<(Part, bool, u32, String)>) {
-        let mut sockets = vec![(Part::Control, self.dials, self.control_sockets)];
-        self.is_dark = is_unanswered(self.control.fd());
-        let mut is_dark = self.is_dark;
-        self.each(|(part, is_ours), _, connection| {
-            sockets.push((part, is_ours, connection.sockets()));
-            is_dark |= connection.is_flowing() && is_unanswered(connection.as_fd());
-        });
-        self.is_dark = is_dark;
-        for (part, is_ours, number) in sockets {
-            let is_known =
-                |(other, by, ..): &(Part, bool, u32, String)| (*other, *by) == (part, is_ours);
-            if is_dark && is_ours && !broken.iter().any(is_known) {
-                broken.push((part, is_ours, number, DARK.to_owned()));
-            }
         }
     }
 
@@ -478,67 +358,21 @@ impl Link for TcpLink {
     }
 
     fn wants_mending(&mut self) -> Option<Breach> {
-        let mut untold = self.breaches.iter_mut().filter(|(_, is_told)| !*is_told);
-        let (breach, is_told) = untold.next()?;
-        *is_told = true;
-        Some(breach.clone())
+        self.breaches.next_untold()
     }
 
     fn mend(&mut self, mend: Mend) {
-        let Mend {
-            socket: SocketId { part, number },
-            is_ours,
-            stream,
-            cipher,
-        } = mend;
-        self.news = true;
-        if part == Part::Control {
-            if number > self.control_sockets && is_ours == self.dials {
-                self.control_sockets = number;
-                let set_up = stream
-                    .set_nonblocking(true)
-                    .and_then(|()| stream.set_nodelay(true));
-                self.limit(set_up);
-                if let Some(seconds) = self.host_limit {
-                    self.limit(keepalive::end_when_silent(SockRef::from(&stream), seconds));
-                }
-                self.control.replace(stream, cipher);
-            }
-            return;
-        }
-        self.limit(keepalive::limit_data(&stream, self.host_limit));
-        let mut replaced = Ok(());
-        let mut further = Some((stream, cipher));
-        self.each(|place, _, connection| {
-            if place == (part, is_ours)
-                && number > connection.sockets()
-                && let Some((stream, cipher)) = further.take()
-            {
-                replaced = connection.replace(number, stream, cipher);
-            }
-        });
-        if let Err(cause) = replaced {
-            self.end(cause.to_string());
-        }
+        self.replace(mend);
     }
 
     fn cannot_mend(&mut self, socket: SocketId, why: Option<&str>) {
-        let breaches = self.breaches.iter().map(|(breach, _)| breach);
-        let Some(breach) = breaches.rev().find(|breach| breach.socket == socket) else {
-            return;
-        };
-        if breach.is_dark {
-            return;
+        if let Some(what) = self.breaches.end(socket, why) {
+            self.end(what);
         }
-        let cause = &breach.cause;
-        self.end(match why {
-            Some(why) => format!("{cause}, and it could not be opened again: {why}"),
-            None => cause.clone(),
-        });
     }
 
     fn is_mending(&self) -> bool {
-        self.outage.is_some() && self.broken.is_none()
+        self.breaches.outage().is_some() && self.broken.is_none()
     }
 
     fn is_unanswered(&self) -> bool {
@@ -547,7 +381,7 @@ impl Link for TcpLink {
     }
 
     fn take_healed(&mut self) -> Option<Outage> {
-        self.healed.take()
+        self.breaches.take_healed()
     }
 }
 
@@ -568,7 +402,7 @@ impl ControlChannel for TcpLink {
         self.outgoing.drop_delivered();
         self.incoming.drop_ended();
         if said == PeerState::Left {
-            (self.breaches, self.outage) = (Vec::new(), None);
+            self.breaches = Breaches::default();
             return match self.drained || self.incoming.has_ended(&self.data) {
                 true => said,
                 false => PeerState::Present,
@@ -604,7 +438,7 @@ impl ControlChannel for TcpLink {
     }
 
     fn stall(&self) -> Option<String> {
-        if let Some(Outage { since, cause }) = &self.outage {
+        if let Some(Outage { since, cause }) = self.breaches.outage() {
             let seconds = since.elapsed().as_secs_f64();
             return Some(format!(
                 "a connection to it broke {seconds:.1} s ago ({cause}) and is being opened again"
@@ -673,5 +507,6 @@ impl ControlChannel for TcpLink {
     }
 }
 
+mod healing;
 #[cfg(test)]
 pub(in crate::transport) mod tests;

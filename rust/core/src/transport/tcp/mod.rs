@@ -1,5 +1,6 @@
 //! Links between hosts: see [`link`].
 
+mod breaches;
 mod buffer;
 mod connection;
 pub(super) mod keepalive;

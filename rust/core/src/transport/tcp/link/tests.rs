@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
+use std::time::Instant;
 
 use socket2::{Domain, Socket, Type};
 
@@ -10,6 +11,7 @@ use super::*;
 use crate::transport::handshake;
 use crate::transport::suite;
 use crate::transport::tcp::kernel::unacknowledged;
+use crate::transport::tcp::mending::Part;
 
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,0 +1,197 @@
+//! The connections of a link that are broken, or over which nothing comes back, and the time for which that has been so.
+
+use std::time::Instant;
+
+use super::mending::{Breach, Outage, SocketId};
+
+/// The cause of a breach where a connection has not broken, but nothing comes back over it.
+const DARK: &str = "no answer from its host";
+
+/// A connection as the link finds it at one look.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) socket: SocketId,
+    pub(super) is_ours: bool,
+    pub(super) fault: Fault,
+}
+
+/// Why a connection carries nothing.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// It has broken, in words.
+    Broken(String),
+    /// It has broken, since the system has asked the peer's host in vain for as long as that may be silent.
+    Silent(String),
+    /// Nothing comes back.
+    Dark,
+}
+
+/// The breaches of a link.
+#[derive(Debug, Default)]
+pub(super) struct Breaches {
+    /// Each, and whether the caller knows.
+    list: Vec<(Breach, bool)>,
+    /// Since when not all connections carry bytes; and the last such time, once it is over.
+    outage: Option<Outage>,
+    healed: Option<Outage>,
+}
+
+impl Breaches {
+    /// Takes in what one look has found. Those that were known and are not found any more have been made again. Returns the
+    /// new ones. An error is the end of the link: the system has given up a connection that was being made again all the while.
+    pub(super) fn look(&mut self, mut found: Vec<Found>) -> Result<Vec<SocketId>, String> {
+        let mut given_up = None;
+        self.list.retain_mut(|(breach, _)| {
+            let is_it =
+                |found: &Found| (found.socket, found.is_ours) == (breach.socket, breach.is_ours);
+            let Some(at) = found.iter().position(is_it) else {
+                return false;
+            };
+            match found.swap_remove(at).fault {
+                Fault::Silent(cause) if breach.is_dark => given_up = Some(cause),
+                Fault::Broken(cause) if breach.is_dark => {
+                    (breach.cause, breach.is_dark) = (cause, false);
+                }
+                _ => {}
+            }
+            true
+        });
+        if let Some(cause) = given_up {
+            return Err(cause);
+        }
+        let new = found.into_iter().map(|found| self.add(found)).collect();
+        Ok(new)
+    }
+
+    fn add(
+        &mut self,
+        Found {
+            socket,
+            is_ours,
+            fault,
+        }: Found,
+    ) -> SocketId {
+        let is_dark = matches!(fault, Fault::Dark);
+        let was_silent = matches!(fault, Fault::Silent(_));
+        let cause = match fault {
+            Fault::Broken(cause) | Fault::Silent(cause) => cause,
+            Fault::Dark => DARK.to_owned(),
+        };
+        self.outage.get_or_insert_with(|| Outage {
+            since: Instant::now(),
+            cause: cause.clone(),
+        });
+        let breach = Breach {
+            socket,
+            is_ours,
+            cause,
+            is_dark,
+            was_silent,
+        };
+        self.list.push((breach, false));
+        socket
+    }
+
+    /// All connections carry bytes, unless some are still broken.
+    pub(super) fn settle(&mut self) {
+        if self.list.is_empty() {
+            self.healed = self.outage.take().or_else(|| self.healed.take());
+        }
+    }
+
+    /// One that the caller does not know; from now on it does.
+    pub(super) fn next_untold(&mut self) -> Option<Breach> {
+        let (breach, is_told) = self.list.iter_mut().find(|(_, is_told)| !is_told)?;
+        *is_told = true;
+        Some(breach.clone())
+    }
+
+    /// The reason for the end of the link, where the connection that had this socket cannot be made again; `None` while the
+    /// system still tries it, or where it has been made again.
+    pub(super) fn end(&self, socket: SocketId, why: Option<&str>) -> Option<String> {
+        let breaches = self.list.iter().map(|(breach, _)| breach);
+        let is_it = |breach: &&Breach| breach.socket == socket && !breach.is_dark;
+        let cause = &breaches.rev().find(is_it)?.cause;
+        Some(match why {
+            Some(why) => format!("{cause}, and it could not be opened again: {why}"),
+            None => cause.clone(),
+        })
+    }
+
+    /// Since when not all connections carry bytes.
+    pub(super) fn outage(&self) -> Option<&Outage> {
+        self.outage.as_ref()
+    }
+
+    pub(super) fn take_healed(&mut self) -> Option<Outage> {
+        self.healed.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mending::Part;
+    use super::*;
+
+    const SOCKET: SocketId = SocketId {
+        part: Part::Data,
+        number: 3,
+    };
+
+    fn found(fault: Fault) -> Vec<Found> {
+        let (socket, is_ours) = (SOCKET, true);
+        vec![Found {
+            socket,
+            is_ours,
+            fault,
+        }]
+    }
+
+    #[test]
+    fn an_outage_is_told_once_when_it_is_over() {
+        let mut breaches = Breaches::default();
+        let broken = || found(Fault::Broken("reset".to_owned()));
+        assert_eq!(breaches.look(broken()), Ok(vec![SOCKET]));
+        assert_eq!(breaches.look(broken()), Ok(vec![]));
+        assert_eq!(
+            breaches.next_untold().map(|breach| breach.cause),
+            Some("reset".to_owned())
+        );
+        assert_eq!(breaches.next_untold(), None);
+        breaches.settle();
+        assert!(breaches.outage().is_some() && breaches.take_healed().is_none());
+        assert_eq!(breaches.look(vec![]), Ok(vec![]));
+        breaches.settle();
+        assert_eq!(
+            breaches.take_healed().map(|outage| outage.cause),
+            Some("reset".to_owned())
+        );
+        assert!(breaches.outage().is_none() && breaches.take_healed().is_none());
+        assert_eq!(breaches.end(SOCKET, None), None);
+    }
+
+    #[test]
+    fn the_system_decides_when_a_dark_host_is_lost() {
+        let mut breaches = Breaches::default();
+        assert_eq!(breaches.look(found(Fault::Dark)), Ok(vec![SOCKET]));
+        assert_eq!(breaches.end(SOCKET, Some("no way")), None);
+        let silent = || found(Fault::Silent("timed out".to_owned()));
+        assert_eq!(breaches.look(silent()), Err("timed out".to_owned()));
+        // Without a suspicion before, another way may lead there.
+        let mut breaches = Breaches::default();
+        assert_eq!(breaches.look(silent()), Ok(vec![SOCKET]));
+        assert!(
+            breaches
+                .next_untold()
+                .is_some_and(|breach| breach.was_silent)
+        );
+        let end = breaches.end(SOCKET, Some("no way")).expect("the end");
+        assert_eq!(end, "timed out, and it could not be opened again: no way");
+        // A peer that has adopted another socket closes this one.
+        let mut breaches = Breaches::default();
+        assert_eq!(breaches.look(found(Fault::Dark)), Ok(vec![SOCKET]));
+        let closed = found(Fault::Broken("closed".to_owned()));
+        assert_eq!(breaches.look(closed), Ok(vec![]));
+        assert_eq!(breaches.end(SOCKET, None), Some("closed".to_owned()));
+    }
+}
