@@ -17,7 +17,7 @@ use crate::processors::cores;
 use crate::reduce::Workers;
 use crate::transport::endpoint::{Lane, Seat};
 use crate::transport::keys::GroupKey;
-use crate::transport::{Link, Mend, Notice, SocketId, Stripe};
+use crate::transport::{Hindrance, Link, Mend, Notice, SocketId, Stripe};
 use crate::types::{DataType, Rank};
 
 use crate::engine::clock::Clock;
@@ -149,12 +149,12 @@ pub(crate) enum Mail {
     },
     /// A further socket for a connection of a link, in the place of one that broke.
     Mended { lane: Lane, peer: Rank, mend: Mend },
-    /// The connection that had this socket cannot be made again: the reason, or `None` if the peer has ended.
+    /// The connection that had this socket is not made again, for that reason.
     Beyond {
         lane: Lane,
         peer: Rank,
         socket: SocketId,
-        why: Option<String>,
+        why: Hindrance,
     },
 }
 

@@ -375,9 +375,9 @@ mod tests {
         let store = MemoryStore::default();
         // Rank 1 came and is slow to leave; rank 2 never came and is not waited for.
         store.set(&roster::entry_key(1), b"").expect("set");
+        let begun = Instant::now();
         thread::scope(|scope| {
             let zero = scope.spawn(|| {
-                let begun = Instant::now();
                 leave(&store, 0, 3, SOON);
                 begun.elapsed()
             });

@@ -34,7 +34,7 @@ pub use self::channel::{ControlChannel, Notice, POSITION_BYTES, PeerState, Posit
 pub use self::neighbour::{Neighbour, Shareable};
 pub(crate) use self::shm::WRITERS_PATIENCE;
 pub use self::shm::{Page, Shared};
-pub use self::tcp::mending::{Breach, Mend, Outage, Part, SocketId};
+pub use self::tcp::mending::{Breach, Hindrance, Mend, Outage, Part, SocketId};
 pub use self::tcp::stripes::Stripe;
 pub use self::terms::{Lending, Loan, Terms, Ticket};
 use crate::error::Result;
@@ -142,9 +142,13 @@ pub trait Link: ControlChannel + Send {
     /// A further socket for such a connection. Its descriptor is to be watched with those of [`Link::fds`].
     fn mend(&mut self, _mend: Mend) {}
 
-    /// The connection that had this socket cannot be made again, for that reason; if there is none to tell, since its peer has
-    /// ended.
-    fn cannot_mend(&mut self, _socket: SocketId, _why: Option<&str>) {}
+    /// The connection that had this socket is not made again, for that reason.
+    fn cannot_mend(&mut self, _socket: SocketId, _why: &Hindrance) {}
+
+    /// Whether the connection that had this socket is still to be made again.
+    fn needs_mending(&self, _socket: SocketId) -> bool {
+        false
+    }
 
     /// Whether the peer owes an answer: its state is to be looked at some times a second.
     fn is_unanswered(&self) -> bool {

@@ -1,12 +1,13 @@
 //! Broken connections of links are made again: a thread of the endpoint opens one, or waits for the peer to do so and looks
 //! whether its process is still there. The peer is lost only when that comes to nothing.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::fence::contained;
 use crate::transport::endpoint::{Again, ConnectRequest, Lane, Presence, Seat};
-use crate::transport::{Breach, Mend, Outage, SocketId};
+use crate::transport::{Breach, Hindrance, Mend, Outage, SocketId};
 use crate::types::Rank;
 
 use crate::engine::links::OpenLink;
@@ -20,6 +21,12 @@ const TRY: Duration = Duration::from_secs(2);
 
 /// How long a connection is tried that the system has given up as long as a host may be silent: another may lead there at once.
 const AFTER_SILENCE: Duration = Duration::from_millis(1500);
+
+/// How long a thread stays with a link whose connections have been made again, until they carry bytes.
+const SEEN_THROUGH: Duration = Duration::from_secs(60);
+
+/// Longer than any job.
+const NEVER: Duration = Duration::from_secs(1 << 30);
 
 /// The connection that a thread sees to.
 #[derive(Clone, Copy)]
@@ -53,7 +60,8 @@ impl Group {
             if let Err(error) = self.mend_in_background((lane, peer), breach)
                 && let Some(open) = core.links.open(lane, peer)
             {
-                open.link.cannot_mend(socket, Some(&error.message));
+                open.link
+                    .cannot_mend(socket, &Hindrance::NotSoFar(error.message));
             }
         }
     }
@@ -74,22 +82,28 @@ impl Group {
         let socket = breach.socket;
         let place = Place { lane, peer, socket };
         let limit = match self.config.peer_timeout.seconds() {
-            // The system decides.
-            _ if breach.is_dark => self.config.join_timeout.duration(),
-            _ if breach.was_silent => AFTER_SILENCE,
-            Some(seconds) => Duration::from_secs(seconds.into()),
+            // Where hosts are never lost the system tries on.
+            None if breach.is_dark => NEVER,
             None => self.config.join_timeout.duration(),
+            Some(seconds) => Duration::from_secs(seconds.into()),
         };
         self.with_request_in_background((lane, peer), true, move |this, seat, request| {
-            let until = this.clock.now() + limit;
+            let now = this.clock.now();
             let outcome = contained(|| match breach.is_ours {
-                true => this.open_again(seat, request, place, until),
-                false => this.await_again(seat, request, place, until),
+                true => this.open_again(seat, request, place, now + limit),
+                false => {
+                    let silent = if breach.was_silent {
+                        AFTER_SILENCE
+                    } else {
+                        limit
+                    };
+                    this.await_again(seat, request, place, (now + silent, now + limit))
+                }
             });
             let why = match outcome {
                 Ok(Ok(())) => return,
                 Ok(Err(why)) => why,
-                Err(error) => Some(error.message),
+                Err(error) => Hindrance::NotSoFar(error.message),
             };
             let Place { lane, peer, socket } = place;
             this.post_at_once(Mail::Beyond {
@@ -101,17 +115,16 @@ impl Group {
         })
     }
 
-    /// Opens the connection again, and stays until it carries bytes. An error is the reason for which it cannot be, or `None` if
-    /// the peer has ended.
+    /// Opens the connection again, and stays until it carries bytes. An error is the reason for which that has not come about.
     fn open_again(
         &self,
         seat: &Seat,
         request: &ConnectRequest<'_>,
         place: Place,
         until: Instant,
-    ) -> Result<(), Option<String>> {
+    ) -> Result<(), Hindrance> {
         for tries in 0.. {
-            if !self.is_mending(place) {
+            if !self.needs_mending(place) {
                 return Ok(());
             }
             let request = ConnectRequest {
@@ -127,41 +140,41 @@ impl Group {
             let why = match seat.open_again(&request, further, tries as usize) {
                 Again::Made(mend) => {
                     self.post_mend(place, mend);
-                    self.see_through(place);
+                    self.see_through(place, &request);
                     return Ok(());
                 }
-                Again::Left => return Err(Some("it has left the group".to_owned())),
-                Again::Gone => return Err(None),
+                Again::Left => return Err(Hindrance::Left),
+                Again::Gone => return Err(Hindrance::Ended),
                 Again::NotNow(why) => why,
             };
             if self.clock.now() >= until {
-                return Err(Some(why));
+                return Err(Hindrance::NotSoFar(why));
             }
             pause(tries as usize, &request);
         }
         Ok(())
     }
 
-    /// Waits until the peer has opened the connection again. An error is the reason for which it does not, or `None` if it has
-    /// ended.
+    /// Waits until the peer has opened the connection again: until the first of two times while its host does not answer, and
+    /// until the second while its process is there. An error is the reason for which that has not come about.
     fn await_again(
         &self,
         seat: &Seat,
         request: &ConnectRequest<'_>,
         place: Place,
-        until: Instant,
-    ) -> Result<(), Option<String>> {
+        (silent, there): (Instant, Instant),
+    ) -> Result<(), Hindrance> {
         for looks in 0.. {
-            if !self.is_mending(place) {
+            if !self.needs_mending(place) {
                 return Ok(());
             }
-            let why = match seat.glance(request.target) {
-                Presence::Gone => return Err(None),
-                Presence::There => "its process listens and does not open it",
-                Presence::Unknown => "its host does not answer",
+            let (until, why) = match seat.glance(request.target) {
+                Presence::Gone => return Err(Hindrance::Ended),
+                Presence::There => (there, "its process listens and does not open it"),
+                Presence::Unknown => (silent, "its host does not answer"),
             };
             if self.clock.now() >= until {
-                return Err(Some(why.to_owned()));
+                return Err(Hindrance::NotSoFar(why.to_owned()));
             }
             pause(looks, request);
         }
@@ -173,10 +186,20 @@ impl Group {
         let socket = mend.socket();
         let place = Place { lane, peer, socket };
         self.post_mend(place, mend);
-        let through = self.with_request_in_background((lane, peer), true, move |this, _, _| {
-            this.see_through(place);
-        });
-        if let Err(error) = through {
+        // One thread for each link, however many sockets come.
+        let mut core = self.core.lock();
+        match core.links.open(lane, peer) {
+            Some(open) if !open.is_watched => open.is_watched = true,
+            _ => return,
+        }
+        drop(core);
+        let watch = move |this: &Arc<Self>, _: &Seat, request: &ConnectRequest<'_>| {
+            this.see_through(place, request);
+            if let Some(open) = this.core.lock().links.open(lane, peer) {
+                open.is_watched = false;
+            }
+        };
+        if let Err(error) = self.with_request_in_background((lane, peer), true, watch) {
             tracing::debug!(peer, %error, "a connection goes on when its group does");
         }
     }
@@ -193,20 +216,33 @@ impl Group {
         self.parker().unpark();
     }
 
-    /// Stays until the connections of the link carry bytes: no thread may be driving the group. What breaks again is another
-    /// thread's.
-    fn see_through(&self, place: Place) {
+    /// Stays until the connections of the link carry bytes, for some time: no thread may be driving the group. A
+    /// connection that breaks again is another thread's.
+    fn see_through(&self, place: Place, request: &ConnectRequest<'_>) {
+        let until = self.clock.now() + SEEN_THROUGH;
         for looks in 0.. {
-            if !self.is_mending(place) {
+            if !self.is_mending(place) || self.clock.now() >= until {
                 return;
             }
-            let pause = PAUSES[looks.min(PAUSES.len() - 1)];
-            std::thread::sleep(Duration::from_millis(pause));
+            pause(looks, request);
         }
     }
 
-    /// Moves what is being made again, and says whether anything of the link still is.
-    fn is_mending(&self, Place { lane, peer, .. }: Place) -> bool {
+    /// Moves what is being made again, and says whether that connection is still to be opened.
+    fn needs_mending(&self, place: Place) -> bool {
+        self.look_at(place, |open| open.link.needs_mending(place.socket))
+    }
+
+    /// As [`Self::needs_mending`]: whether not all connections of the link carry bytes.
+    fn is_mending(&self, place: Place) -> bool {
+        self.look_at(place, |open| open.link.is_mending())
+    }
+
+    fn look_at(
+        &self,
+        Place { lane, peer, .. }: Place,
+        asks: impl FnOnce(&OpenLink) -> bool,
+    ) -> bool {
         let mut core = self.core.lock();
         self.read_mail(&mut core);
         let Some(open) = core.links.open(lane, peer) else {
@@ -217,11 +253,11 @@ impl Group {
         }
         // Whatever it returns, the link returns it again at the next look.
         let _ = open.link.peer_state();
-        let is_mending = open.link.is_mending();
+        let answer = asks(open);
         self.mend_links(&mut core);
         drop(core);
         self.parker().unpark();
-        is_mending
+        answer
     }
 }
 

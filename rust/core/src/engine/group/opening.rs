@@ -12,7 +12,7 @@ use crate::fence::contained;
 use crate::transport::endpoint::{
     ConnectRequest, Heard, Lane, Outcome, Seat, TransportChoice, Turn,
 };
-use crate::transport::{Link, Mend, Part, Stripe};
+use crate::transport::{Hindrance, Link, Mend, Part, Stripe};
 use crate::types::Rank;
 
 use crate::engine::links::Slot;
@@ -133,8 +133,8 @@ impl Group {
         match watched {
             Ok(()) => open.link.mend(mend),
             Err(error) => {
-                let why = Some(error.message.as_str());
-                open.link.cannot_mend(mend.socket(), why);
+                let why = Hindrance::NotSoFar(error.message);
+                open.link.cannot_mend(mend.socket(), &why);
             }
         }
         if is_control {
@@ -202,7 +202,7 @@ impl Group {
                 why,
             } => {
                 if let Some(open) = core.links.open(lane, peer) {
-                    open.link.cannot_mend(socket, why.as_deref());
+                    open.link.cannot_mend(socket, &why);
                 }
             }
             Mail::Failed { lane, peer, error } => {

@@ -60,6 +60,8 @@ pub(crate) struct OpenLink {
     ended_since: Option<Instant>,
     /// The position that the peer has sent, if it has not been compared.
     pub(crate) told: Option<Told>,
+    /// A thread stays with it until its connections, which the peer has made again, carry bytes.
+    pub(crate) is_watched: bool,
 }
 
 impl OpenLink {
@@ -73,6 +75,7 @@ impl OpenLink {
             ended: None,
             ended_since: None,
             told: None,
+            is_watched: false,
         }
     }
 

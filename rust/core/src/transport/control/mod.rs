@@ -73,7 +73,7 @@ pub struct Control {
     framing_heard: bool,
     /// Connections that the peer sees broken, until they are taken.
     broken: Vec<SocketId>,
-    /// What this side has said, where another socket may take the place of this one.
+    /// The words of this side that hold, where another socket may take the place of this one.
     standing: Standing,
     /// Nothing more will be read: the peer's end closed, failed, or sent what no member sends.
     ended: bool,
@@ -146,8 +146,8 @@ impl Control {
         self.flush();
     }
 
-    /// Goes on over another socket, which has carried nothing, on a channel that passes no segments. What holds of this side's
-    /// words is said again.
+    /// Goes on over another socket, which has carried nothing, on a channel that passes no segments. The words of this
+    /// side that hold are said again.
     pub(super) fn replace(&mut self, socket: TcpStream, cipher: Option<Cipher>) {
         // The last words that had come before.
         self.drain();

@@ -4,7 +4,7 @@
 use super::Frame;
 use crate::transport::{Notice, Position};
 
-/// What this side has said that still holds.
+/// The words of this side that still hold.
 #[derive(Debug, Default)]
 pub(super) struct Standing {
     framing: Option<u64>,

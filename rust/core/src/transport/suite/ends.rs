@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::tools::{Sleeper, expect_bytes, patient, pattern};
 use super::{Pair, READABLE};
 use crate::error::Code;
-use crate::transport::{Interest, Link, Notice, POSITION_BYTES, PeerState};
+use crate::transport::{Hindrance, Interest, Link, Notice, POSITION_BYTES, PeerState};
 
 /// Longer than bytes are on their way between two sockets of this host.
 const SETTLED: Duration = Duration::from_millis(100);
@@ -151,7 +151,7 @@ fn state_of(link: &mut dyn Link) -> PeerState {
     thread::sleep(SETTLED);
     if link.peer_state() == PeerState::Present {
         while let Some(breach) = link.wants_mending() {
-            link.cannot_mend(breach.socket, None);
+            link.cannot_mend(breach.socket, &Hindrance::Ended);
         }
     }
     link.peer_state()

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::mending::{Breach, Outage, SocketId};
+use super::mending::{Breach, Hindrance, Outage, SocketId};
 
 /// The cause of a breach where a connection has not broken, but nothing comes back over it.
 const DARK: &str = "no answer from its host";
@@ -37,15 +37,22 @@ pub(super) struct Breaches {
 }
 
 impl Breaches {
-    /// Takes in what one look has found. Those that were known and are not found any more have been made again. Returns the
+    /// Takes in what one look has found, of connections that have these sockets, of which each was opened by this side or not.
+    /// Those that were known and are not found any more have been made again. Returns the
     /// new ones. An error is the end of the link: the system has given up a connection that was being made again all the while.
-    pub(super) fn look(&mut self, mut found: Vec<Found>) -> Result<Vec<SocketId>, String> {
+    pub(super) fn look(
+        &mut self,
+        mut found: Vec<Found>,
+        sockets: &[(SocketId, bool)],
+    ) -> Result<Vec<SocketId>, String> {
         let mut given_up = None;
         self.list.retain_mut(|(breach, _)| {
             let is_it =
                 |found: &Found| (found.socket, found.is_ours) == (breach.socket, breach.is_ours);
             let Some(at) = found.iter().position(is_it) else {
-                return false;
+                // A thread is about to replace one that was dark, whatever has become of it.
+                let has_its_socket = sockets.contains(&(breach.socket, breach.is_ours));
+                return breach.is_dark && has_its_socket;
             };
             match found.swap_remove(at).fault {
                 Fault::Silent(cause) if breach.is_dark => given_up = Some(cause),
@@ -106,16 +113,43 @@ impl Breaches {
         Some(breach.clone())
     }
 
-    /// The reason for the end of the link, where the connection that had this socket cannot be made again; `None` while the
-    /// system still tries it, or where it has been made again.
-    pub(super) fn end(&self, socket: SocketId, why: Option<&str>) -> Option<String> {
-        let breaches = self.list.iter().map(|(breach, _)| breach);
-        let is_it = |breach: &&Breach| breach.socket == socket && !breach.is_dark;
-        let cause = &breaches.rev().find(is_it)?.cause;
-        Some(match why {
-            Some(why) => format!("{cause}, and it could not be opened again: {why}"),
-            None => cause.clone(),
-        })
+    /// The connection that had this socket is not made again. Returns the reason for the end of the link, if that is one: not
+    /// where the connection has been made again, or the system still tries it.
+    pub(super) fn end(&mut self, socket: SocketId, why: &Hindrance) -> Option<String> {
+        let at = self
+            .list
+            .iter()
+            .rposition(|(breach, _)| breach.socket == socket)?;
+        let (breach, _) = &self.list[at];
+        let cause = &breach.cause;
+        match why {
+            Hindrance::NotSoFar(_) if breach.is_dark => {
+                self.list.remove(at);
+                None
+            }
+            Hindrance::Ended => Some(cause.clone()),
+            Hindrance::Left => Some(format!("{cause}, and it has left the group")),
+            Hindrance::NotSoFar(why) => {
+                Some(format!("{cause}, and it could not be opened again: {why}"))
+            }
+        }
+    }
+
+    /// Whether the connection that had this socket is still to be made again.
+    pub(super) fn has(&self, socket: SocketId) -> bool {
+        self.list.iter().any(|(breach, _)| breach.socket == socket)
+    }
+
+    /// Those that are dark.
+    pub(super) fn dark(&self) -> impl Iterator<Item = SocketId> {
+        let dark = self.list.iter().filter(|(breach, _)| breach.is_dark);
+        dark.map(|(breach, _)| breach.socket)
+    }
+
+    /// Those that the peer is to open.
+    pub(super) fn theirs(&self) -> impl Iterator<Item = SocketId> {
+        let theirs = self.list.iter().filter(|(breach, _)| !breach.is_ours);
+        theirs.map(|(breach, _)| breach.socket)
     }
 
     /// Since when not all connections carry bytes.
@@ -138,6 +172,8 @@ mod tests {
         number: 3,
     };
 
+    const HERE: [(SocketId, bool); 1] = [(SOCKET, true)];
+
     fn found(fault: Fault) -> Vec<Found> {
         let (socket, is_ours) = (SOCKET, true);
         vec![Found {
@@ -151,8 +187,8 @@ mod tests {
     fn an_outage_is_told_once_when_it_is_over() {
         let mut breaches = Breaches::default();
         let broken = || found(Fault::Broken("reset".to_owned()));
-        assert_eq!(breaches.look(broken()), Ok(vec![SOCKET]));
-        assert_eq!(breaches.look(broken()), Ok(vec![]));
+        assert_eq!(breaches.look(broken(), &HERE), Ok(vec![SOCKET]));
+        assert_eq!(breaches.look(broken(), &HERE), Ok(vec![]));
         assert_eq!(
             breaches.next_untold().map(|breach| breach.cause),
             Some("reset".to_owned())
@@ -160,38 +196,44 @@ mod tests {
         assert_eq!(breaches.next_untold(), None);
         breaches.settle();
         assert!(breaches.outage().is_some() && breaches.take_healed().is_none());
-        assert_eq!(breaches.look(vec![]), Ok(vec![]));
+        assert_eq!(breaches.look(vec![], &[]), Ok(vec![]));
         breaches.settle();
         assert_eq!(
             breaches.take_healed().map(|outage| outage.cause),
             Some("reset".to_owned())
         );
         assert!(breaches.outage().is_none() && breaches.take_healed().is_none());
-        assert_eq!(breaches.end(SOCKET, None), None);
+        assert_eq!(breaches.end(SOCKET, &Hindrance::Ended), None);
     }
 
     #[test]
     fn the_system_decides_when_a_dark_host_is_lost() {
         let mut breaches = Breaches::default();
-        assert_eq!(breaches.look(found(Fault::Dark)), Ok(vec![SOCKET]));
-        assert_eq!(breaches.end(SOCKET, Some("no way")), None);
+        assert_eq!(breaches.look(found(Fault::Dark), &HERE), Ok(vec![SOCKET]));
+        let no_way = Hindrance::NotSoFar("no way".to_owned());
+        // It is replaced all the same when something has come back.
+        assert_eq!(breaches.look(vec![], &HERE), Ok(vec![]));
+        assert!(breaches.has(SOCKET));
+        assert_eq!(breaches.end(SOCKET, &no_way), None);
+        assert_eq!(breaches.look(found(Fault::Dark), &HERE), Ok(vec![SOCKET]));
         let silent = || found(Fault::Silent("timed out".to_owned()));
-        assert_eq!(breaches.look(silent()), Err("timed out".to_owned()));
+        assert_eq!(breaches.look(silent(), &HERE), Err("timed out".to_owned()));
         // Without a suspicion before, another way may lead there.
         let mut breaches = Breaches::default();
-        assert_eq!(breaches.look(silent()), Ok(vec![SOCKET]));
+        assert_eq!(breaches.look(silent(), &HERE), Ok(vec![SOCKET]));
         assert!(
             breaches
                 .next_untold()
                 .is_some_and(|breach| breach.was_silent)
         );
-        let end = breaches.end(SOCKET, Some("no way")).expect("the end");
+        let end = breaches.end(SOCKET, &no_way).expect("the end");
         assert_eq!(end, "timed out, and it could not be opened again: no way");
         // A peer that has adopted another socket closes this one.
         let mut breaches = Breaches::default();
-        assert_eq!(breaches.look(found(Fault::Dark)), Ok(vec![SOCKET]));
+        assert_eq!(breaches.look(found(Fault::Dark), &HERE), Ok(vec![SOCKET]));
         let closed = found(Fault::Broken("closed".to_owned()));
-        assert_eq!(breaches.look(closed), Ok(vec![]));
-        assert_eq!(breaches.end(SOCKET, None), Some("closed".to_owned()));
+        assert_eq!(breaches.look(closed, &HERE), Ok(vec![]));
+        let ended = Hindrance::Ended;
+        assert_eq!(breaches.end(SOCKET, &ended), Some("closed".to_owned()));
     }
 }

@@ -1,8 +1,8 @@
 //! One TCP connection: bytes out, bytes in, as they are or sealed.
 //!
 //! It outlives its socket. When that breaks, nothing goes until another socket to the same peer takes its place, which
-//! [`mending`](super::mending) brings. Over that both sides first say how many bytes they have received in all, eight bytes each,
-//! little-endian; then each sends again what the other lacks, and goes on.
+//! [`mending`](super::mending) brings. Over that both sides first say how many bytes they have received in all, eight bytes
+//! each, little-endian; then each sends again what the other lacks, and goes on.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -37,9 +37,12 @@ pub(super) struct Connection {
     backlog: VecDeque<u8>,
     /// This side sends no more.
     is_finished: bool,
+    /// Another socket is about to take the place of this one, which has not broken. The peer may have closed it already, and
+    /// what its system acknowledges may be lost.
+    is_frozen: bool,
 }
 
-/// What goes over the socket.
+/// The bytes that go over the socket.
 #[derive(Debug)]
 enum Stage {
     /// The caller's bytes.
@@ -57,6 +60,12 @@ enum Stage {
     /// Nothing any more: the two sides do not fit together.
     Beyond(String),
 }
+
+/// Bytes that former sockets may leave, at most: more than several of them hold.
+const MOST_BACKLOG: usize = 64 << 20;
+
+/// Bytes that may go over a connection that is being replaced.
+const MOST_FROZEN: usize = 8 << 20;
 
 /// Bytes of the count that begins a further socket.
 const COUNT: usize = size_of::<u64>();
@@ -80,6 +89,7 @@ impl Connection {
             ledger: Ledger::default(),
             backlog: VecDeque::new(),
             is_finished: false,
+            is_frozen: false,
         })
     }
 
@@ -112,6 +122,9 @@ impl Connection {
         if !self.is_flowing() && !self.go_on() {
             return Err(Errno::AGAIN);
         }
+        if self.is_frozen && self.ledger.kept() > MOST_FROZEN {
+            return Err(Errno::AGAIN);
+        }
         let taken = match self.ledger.ahead() {
             0 => self.transmit(pieces),
             ahead => match after(pieces, ahead) {
@@ -130,9 +143,14 @@ impl Connection {
             ledger,
             socket,
             sealed,
+            is_frozen,
             ..
         } = self;
-        match ledger.note_sent(pieces, taken, || lacking(socket, sealed.is_some())) {
+        let lacking = || match is_frozen {
+            true => usize::MAX,
+            false => lacking(socket, sealed.is_some()),
+        };
+        match ledger.note_sent(pieces, taken, lacking) {
             0 => Err(Errno::AGAIN),
             counted => Ok(counted),
         }
@@ -174,8 +192,7 @@ impl Connection {
     /// `AGAIN` when nothing is there.
     pub(super) fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, Failure> {
         if !self.backlog.is_empty() {
-            let count = std::io::Read::read(&mut self.backlog, bytes).unwrap_or(0);
-            return Ok(count);
+            return Ok(self.take_backlog(bytes));
         }
         if !self.is_flowing() {
             self.go_on();
@@ -194,6 +211,15 @@ impl Connection {
             }
             failed => failed,
         }
+    }
+
+    /// Moves as much of the backlog into `bytes` as fits.
+    fn take_backlog(&mut self, bytes: &mut [u8]) -> usize {
+        let count = bytes.len().min(self.backlog.len());
+        for (to, from) in bytes.iter_mut().zip(self.backlog.drain(..count)) {
+            *to = from;
+        }
+        count
     }
 
     fn take_in(&mut self, bytes: &mut [u8]) -> Result<usize, Failure> {
@@ -289,12 +315,46 @@ impl Connection {
         }
     }
 
+    /// Whether another socket is about to take the place of this one, though it has not broken.
+    pub(super) fn freeze(&mut self, is_frozen: bool) {
+        self.is_frozen = is_frozen;
+    }
+
+    /// Bytes received in all.
+    pub(super) fn received(&self) -> u64 {
+        self.ledger.received()
+    }
+
+    /// So many bytes had been received before.
+    pub(super) fn go_on_from(&mut self, received: u64) {
+        self.ledger.set_received(received);
+    }
+
     /// The number of sockets that it had before the present one.
     pub(super) fn sockets(&self) -> u32 {
         self.sockets
     }
 
-    /// Goes on over another socket, the one with that number, which has carried nothing. What had arrived before counts.
+    /// A connection over the socket with that number, of which earlier ones have carried nothing here.
+    ///
+    /// # Errors
+    /// When the socket does not take its options.
+    pub(super) fn further(
+        number: u32,
+        socket: TcpStream,
+        cipher: Option<Cipher>,
+    ) -> std::io::Result<Self> {
+        Ok(Self {
+            sockets: number,
+            stage: Stage::Greeting,
+            told: 0,
+            heard: 0,
+            ..Self::new(socket, cipher)?
+        })
+    }
+
+    /// Goes on over another socket, the one with that number, which has carried nothing. The bytes that
+    /// had arrived before count.
     ///
     /// # Errors
     /// When the socket does not take its options.
@@ -304,9 +364,14 @@ impl Connection {
         socket: TcpStream,
         cipher: Option<Cipher>,
     ) -> std::io::Result<()> {
-        let mut further = Self::new(socket, cipher)?;
+        let mut further = Self::further(number, socket, cipher)?;
         let mut bytes = vec![0; 64 << 10];
         while self.delivers() {
+            if self.backlog.len() > MOST_BACKLOG {
+                let what = "more bytes wait to be taken than sockets hold";
+                self.stage = Stage::Beyond(what.to_owned());
+                return Ok(());
+            }
             match self.take_in(&mut bytes) {
                 Ok(count) if count > 0 => {
                     self.ledger.note_received(count);
@@ -321,9 +386,6 @@ impl Connection {
         further.ledger = std::mem::take(&mut self.ledger);
         further.backlog = std::mem::take(&mut self.backlog);
         further.is_finished = self.is_finished;
-        further.sockets = number;
-        further.stage = Stage::Greeting;
-        (further.told, further.heard) = (0, 0);
         *self = further;
         self.go_on();
         Ok(())
@@ -409,7 +471,7 @@ impl Connection {
     /// # Errors
     /// When they have not.
     pub(super) fn receive_all(&mut self, bytes: &mut [u8]) -> Result<(), Errno> {
-        let mut received = std::io::Read::read(&mut self.backlog, bytes).unwrap_or(0);
+        let mut received = self.take_backlog(bytes);
         self.ledger.note_received(bytes.len() - received);
         while received < bytes.len() {
             match recv(&self.socket, &mut bytes[received..], RecvFlags::DONTWAIT) {
@@ -459,16 +521,25 @@ impl Connection {
     /// Whether nothing more will arrive over this socket than what the kernel has.
     pub(super) fn has_ended(&self) -> bool {
         let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        !self.is_flowing() || self.ready(PollFlags::RDHUP).intersects(end)
+        let is_broken = matches!(self.stage, Stage::Broken { .. } | Stage::Beyond(_));
+        is_broken || self.ready(PollFlags::RDHUP).intersects(end)
     }
 
     /// Whether the peer has closed its end and all before that has been received.
-    pub(super) fn is_at_its_end(&self) -> bool {
+    pub(super) fn is_at_its_end(&mut self) -> bool {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        !self.has_opened()
-            && self.is_flowing()
-            && self.has_ended()
-            && matches!(recv(&self.socket, &mut [0; 1], flags), Ok((_, 0)))
+        if self.has_opened() || !self.is_flowing() || !self.has_ended() {
+            return false;
+        }
+        match recv(&self.socket, &mut [0; 1], flags) {
+            Ok((_, count)) => count == 0,
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            // Told once.
+            Err(errno) => {
+                self.stop(&describe(errno));
+                false
+            }
+        }
     }
 
     /// Whether the peer's system has all that was sent, or never will.
@@ -507,8 +578,8 @@ fn after<'a>(pieces: &[&'a [u8]], mut skipped: usize) -> [&'a [u8]; 3] {
     rest
 }
 
-/// How many of the last bytes that went over the socket the peer's system may lack. Of a record that has not come whole the peer
-/// has nothing.
+/// How many of the last bytes that went over the socket the peer's system may lack. Of a record that has not come whole the
+/// peer has nothing.
 fn lacking(socket: &TcpStream, is_sealed: bool) -> usize {
     match unacknowledged(socket) {
         0 => 0,

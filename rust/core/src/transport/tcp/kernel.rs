@@ -37,8 +37,8 @@ pub(in crate::transport) fn round_trip(socket: BorrowedFd<'_>) -> Option<Duratio
     (microseconds > 0).then(|| Duration::from_micros(microseconds.into()))
 }
 
-/// Whether bytes have been sent again and again and none has been acknowledged: the way to the peer is dark, for this connection
-/// at least.
+/// Whether bytes have been sent again and again and none has been acknowledged: the way to the peer is dark, for this
+/// connection at least.
 pub(super) fn is_unanswered(socket: BorrowedFd<'_>) -> bool {
     const SEVERAL: u8 = 2;
     field(&ask(socket), RETRANSMITS).is_some_and(|[retransmits]| retransmits >= SEVERAL)

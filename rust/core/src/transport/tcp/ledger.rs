@@ -1,10 +1,11 @@
 //! The bytes that a connection has carried, and those that it would have to carry again.
 //!
-//! A socket that breaks takes with it what it had not delivered. The bytes that the peer's system has acknowledged are not lost:
-//! they lie in its receive queue, where the peer can read them after the break. So a side keeps a copy of the bytes that its
-//! own system still counts as unacknowledged, and of no others. Of a payload that the system takes in part no copy is made at
-//! all: the bytes that are unacknowledged do not count as sent, so the caller keeps them for the next call. When another socket takes the place of the broken one, each side
-//! says how many bytes it has received in all, and the other goes on from there.
+//! A socket that breaks takes with it what it had not delivered. The bytes that the peer's system has acknowledged are not
+//! lost: they lie in its receive queue, where the peer can read them after the break. So a side keeps a copy of the bytes that
+//! its own system still counts as unacknowledged, and of no others. Of a payload that the system takes in part no copy is made
+//! at all: the bytes that are unacknowledged do not count as sent, so the caller keeps them for the next call. When another
+//! socket takes the place of the broken one, each side says how many bytes it has received in all, and the other goes on from
+//! there.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -60,8 +61,17 @@ impl Ledger {
         self.received
     }
 
+    pub(super) fn set_received(&mut self, bytes: u64) {
+        self.received = bytes;
+    }
+
     pub(super) fn note_received(&mut self, bytes: usize) {
         self.received += bytes as u64;
+    }
+
+    /// Bytes of the copy.
+    pub(super) fn kept(&self) -> usize {
+        self.kept.len()
     }
 
     /// The number of the caller's next bytes that have gone already.
@@ -69,9 +79,9 @@ impl Ledger {
         self.ahead
     }
 
-    /// The caller offers `pieces`. The first [`Ledger::ahead`] bytes of them had gone, and the socket has taken the next `taken`
-    /// ones. `unacknowledged` asks the system how many of all bytes the peer's system may lack. Returns how many of the offered
-    /// bytes count as sent now.
+    /// The caller offers `pieces`. The first [`Ledger::ahead`] bytes of them had gone, and the socket has taken the next
+    /// `taken` ones. `unacknowledged` asks the system how many of all bytes the peer's system may lack. Returns how many of the
+    /// offered bytes count as sent now.
     pub(super) fn note_sent(
         &mut self,
         pieces: &[&[u8]],
@@ -107,15 +117,15 @@ impl Ledger {
 
     /// The peer's system has all but the last `lacking` of the bytes that this socket has taken.
     pub(super) fn trim(&mut self, lacking: usize) {
-        let needed = self.again + lacking;
+        let needed = self.again.saturating_add(lacking);
         self.kept.drain(..self.kept.len().saturating_sub(needed));
         if self.kept.is_empty() && self.kept.capacity() > LARGE {
             self.kept = VecDeque::new();
         }
     }
 
-    /// The socket broke: nothing of it goes again before the peer has said how far it got. Beyond what counts as sent it may have
-    /// carried `owed` bytes.
+    /// The socket broke: nothing of it goes again before the peer has said how far it got. Beyond what counts as sent it may
+    /// have carried `owed` bytes.
     pub(super) fn stop(&mut self, owed: usize) {
         self.again = 0;
         self.ahead += owed;

@@ -5,10 +5,9 @@
 //! system call; large ones go from the kernel straight into their destination. A fold lends the
 //! buffer.
 //!
-//! A connection that breaks without a farewell is opened again, see [`mending`](super::mending): the link is lost only when that
-//! cannot be, and until then the peer counts as present. After a farewell the bytes before it may be on their way
-//! for long, on a slow network, and their end comes, or that of the host: there is no limit. An
-//! abort is reported at once.
+//! A connection that breaks without a farewell is opened again, see [`mending`](super::mending): the link is lost only when
+//! that cannot be, and until then the peer counts as present. After a farewell the bytes before it may be on their way for
+//! long, on a slow network, and their end comes, or that of the host: there is no limit. An abort is reported at once.
 
 use std::net::TcpStream;
 use std::ops::Range;
@@ -23,7 +22,7 @@ use super::breaches::Breaches;
 use super::buffer::Buffer;
 use super::connection::Connection;
 use super::keepalive;
-use super::mending::{Breach, Mend, Outage, SocketId};
+use super::mending::{Breach, Hindrance, Mend, Outage, SocketId};
 use super::streams::{Incoming, Outgoing};
 use super::stripes::Stripe;
 use crate::error::{Code, Error, Result};
@@ -295,7 +294,7 @@ impl Link for TcpLink {
         // Readiness is watched by its edges, and this asks for its level: what an earlier wake-up
         // announced and has not been taken since is not slept through.
         let has = || {
-            let is_here = self.buffer.bytes().len() > self.part || self.data.has_opened();
+            let is_here = self.buffer.bytes().len() > self.part;
             is_here || (!self.drained && self.incoming.may_receive(&self.data))
         };
         let mut connections = self
@@ -365,14 +364,21 @@ impl Link for TcpLink {
         self.replace(mend);
     }
 
-    fn cannot_mend(&mut self, socket: SocketId, why: Option<&str>) {
+    fn cannot_mend(&mut self, socket: SocketId, why: &Hindrance) {
         if let Some(what) = self.breaches.end(socket, why) {
             self.end(what);
         }
     }
 
+    fn needs_mending(&self, socket: SocketId) -> bool {
+        self.breaches.has(socket) && self.broken.is_none()
+    }
+
     fn is_mending(&self) -> bool {
-        self.breaches.outage().is_some() && self.broken.is_none()
+        let outgoing = self.outgoing.stripes().iter();
+        let mut connections = outgoing.chain(self.incoming.stripes()).chain([&self.data]);
+        let all_flow = connections.all(Connection::is_flowing);
+        (self.breaches.outage().is_some() || !all_flow) && self.broken.is_none()
     }
 
     fn is_unanswered(&self) -> bool {
@@ -403,6 +409,10 @@ impl ControlChannel for TcpLink {
         self.incoming.drop_ended();
         if said == PeerState::Left {
             self.breaches = Breaches::default();
+            // The last bytes may be on their way again.
+            self.each(|_, connection| {
+                connection.go_on();
+            });
             return match self.drained || self.incoming.has_ended(&self.data) {
                 true => said,
                 false => PeerState::Present,

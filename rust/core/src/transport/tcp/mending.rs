@@ -1,10 +1,10 @@
-//! What it takes to make a broken connection of a link again.
+//! The words in which a link and its group speak of broken connections, which are made again.
 //!
 //! The side that had opened a connection opens it again; the other waits for it, and looks meanwhile whether the peer's process
-//! is still there. The link only says what has broken ([`Breach`]) and takes what was made ([`Mend`]); threads of the endpoint do
-//! the rest. A connection over which nothing comes back is opened again too, while the system still tries the old one: routers may
-//! have forgotten it, and where the network was cut the system tries again ever more rarely. A connection that carries data goes on where it was (`connection.rs`). On the control channel both sides say again
-//! what holds (`control`).
+//! is still there. The link only says what has broken ([`Breach`]) and takes what was made ([`Mend`]); threads of the endpoint
+//! do the rest. A connection over which nothing comes back is opened again too, while the system still tries the old one:
+//! routers may have forgotten it, and where the network was cut the system tries again ever more rarely. A connection that
+//! carries data goes on where it was (`connection.rs`). On the control channel both sides say again what holds (`control`).
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -89,6 +89,17 @@ pub struct Breach {
     pub is_dark: bool,
     /// The system has asked the peer's host in vain for as long as that may be silent.
     pub was_silent: bool,
+}
+
+/// The reason why a connection cannot be opened again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hindrance {
+    /// The peer's process has ended.
+    Ended,
+    /// The peer has left the group.
+    Left,
+    /// It has not come about so far, in words.
+    NotSoFar(String),
 }
 
 /// A further socket for a connection of a link.

@@ -340,6 +340,11 @@ impl Incoming {
         self.gather().add(number, stripe);
     }
 
+    /// Adds a stripe in the place of one that is not here.
+    pub(super) fn add_again(&mut self, number: u8, stripe: Connection) {
+        self.gather().add_again(number, stripe);
+    }
+
     /// Lets go of stripes that the peer uses no more.
     pub(super) fn drop_ended(&mut self) {
         if let Some(gather) = &mut self.gather {
@@ -363,12 +368,6 @@ impl Incoming {
     /// The stripes by their numbers.
     pub(super) fn numbered(&mut self) -> impl Iterator<Item = (u8, &mut Connection)> {
         self.gather.iter_mut().flat_map(|gather| gather.numbered())
-    }
-
-    /// The stripes from which bytes are to come, by their numbers.
-    pub(super) fn expected(&self) -> Vec<u8> {
-        let gather = self.gather.iter();
-        gather.flat_map(|gather| gather.expected()).collect()
     }
 
     pub(super) fn stripes(&self) -> impl Iterator<Item = &Connection> {

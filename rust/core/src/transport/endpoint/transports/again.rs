@@ -97,7 +97,7 @@ pub(super) fn accept(mut visit: Visit<'_>, stream: TcpStream) -> Result<(), Reas
     let (membership, patience) = (visit.membership, visit.patience);
     let cipher = membership.key.encrypts();
     let cipher = cipher.then(|| visit.answers.into_cipher());
-    patience.write(&channel, &accept)?;
+    // Before the peer closes the old socket: from then on nothing that its system has acknowledged is lost.
     membership.deliver_mend(from, lane, Mend::new(socket, false, stream, cipher));
-    Ok(())
+    Ok(patience.write(&channel, &accept)?)
 }

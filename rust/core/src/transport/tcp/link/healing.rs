@@ -14,22 +14,23 @@ use crate::transport::tcp::keepalive;
 use crate::transport::tcp::kernel::is_unanswered;
 use crate::transport::tcp::mending::{Mend, Part, SocketId};
 
+/// The errors of a connection that the system has given up, since the host has been silent for too long.
+const SILENT: [Errno; 4] = [
+    Errno::TIMEDOUT,
+    Errno::HOSTUNREACH,
+    Errno::NETUNREACH,
+    Errno::HOSTDOWN,
+];
+
 impl TcpLink {
-    /// Calls `visit` for each connection that carries bytes: which it is, whether this side opens it, and whether bytes are to
-    /// come or go over it.
-    pub(super) fn each(&mut self, mut visit: impl FnMut((Part, bool), bool, &mut Connection)) {
-        visit((Part::Data, self.dials), true, &mut self.data);
+    /// Calls `visit` for each connection that carries bytes: which it is, and whether this side opens it.
+    pub(super) fn each(&mut self, mut visit: impl FnMut((Part, bool), &mut Connection)) {
+        visit((Part::Data, self.dials), &mut self.data);
         for (number, stripe) in self.outgoing.numbered() {
-            visit((Part::Stripe(number), true), true, stripe);
+            visit((Part::Stripe(number), true), stripe);
         }
-        // A stripe over which nothing is to come may have been closed by the peer.
-        let expected = self.incoming.expected();
         for (number, stripe) in self.incoming.numbered() {
-            visit(
-                (Part::Stripe(number), false),
-                expected.contains(&number),
-                stripe,
-            );
+            visit((Part::Stripe(number), false), stripe);
         }
     }
 
@@ -41,7 +42,7 @@ impl TcpLink {
             found.push(Found {
                 socket: SocketId { part, number },
                 is_ours,
-                fault: match cause == describe(Errno::TIMEDOUT) {
+                fault: match SILENT.into_iter().any(|errno| cause == describe(errno)) {
                     true => Fault::Silent(cause),
                     false => Fault::Broken(cause),
                 },
@@ -51,27 +52,41 @@ impl TcpLink {
             note((Part::Control, self.dials), self.control_sockets, cause);
         }
         let (mut beyond, mut all_flow) = (None, true);
-        self.each(|place, is_used, connection| {
-            if is_used {
+        let control = SocketId {
+            part: Part::Control,
+            number: self.control_sockets,
+        };
+        let mut sockets = vec![(control, self.dials)];
+        self.each(|(part, is_ours), connection| {
+            // The peer closes a stripe that it uses no more.
+            if is_ours || part == Part::Data {
                 connection.look();
             }
             all_flow &= connection.go_on();
+            let number = connection.sockets();
+            sockets.push((SocketId { part, number }, is_ours));
             if let Some(cause) = connection.cause() {
-                note(place, connection.sockets(), cause.to_owned());
+                note((part, is_ours), number, cause.to_owned());
             }
             let cause = || connection.beyond().map(str::to_owned);
             beyond = beyond.take().or_else(cause);
         });
         if self.is_dark || self.is_unanswered() {
-            self.suspect(&mut found);
+            self.suspect(&sockets, &mut found);
         }
-        match (beyond, self.breaches.look(found)) {
+        match (beyond, self.breaches.look(found, &sockets)) {
             (Some(what), _) | (None, Err(what)) => self.end(what),
             (None, Ok(new)) => {
                 for socket in new {
                     self.news = true;
                     self.tell_of_break(socket);
                 }
+                let dark: Vec<SocketId> = self.breaches.dark().collect();
+                self.each(|(part, is_ours), connection| {
+                    let number = connection.sockets();
+                    let is_dark = is_ours && dark.contains(&SocketId { part, number });
+                    connection.freeze(is_dark);
+                });
             }
         }
         if all_flow {
@@ -82,7 +97,7 @@ impl TcpLink {
     /// The peer has seen connections break that this side opens.
     fn hear_of_breaks(&mut self) {
         for socket in self.control.take_broken() {
-            self.each(|(part, is_ours), _, connection| {
+            self.each(|(part, is_ours), connection| {
                 let is_it = (part, connection.sockets()) == (socket.part, socket.number);
                 if is_ours && is_it {
                     connection.stop("the peer's end of it broke");
@@ -94,7 +109,7 @@ impl TcpLink {
     /// Tells the peer, where it is the one that opens the connection: it may have seen nothing.
     fn tell_of_break(&mut self, socket: SocketId) {
         let mut is_theirs = false;
-        self.each(|(part, is_ours), _, connection| {
+        self.each(|(part, is_ours), connection| {
             is_theirs |= !is_ours
                 && (part, connection.sockets()) == (socket.part, socket.number)
                 && connection.cause().is_some();
@@ -105,27 +120,19 @@ impl TcpLink {
     }
 
     /// Adds the connections that this side opens, where nothing comes back over one of the link.
-    fn suspect(&mut self, found: &mut Vec<Found>) {
+    fn suspect(&mut self, sockets: &[(SocketId, bool)], found: &mut Vec<Found>) {
         let mut is_dark = is_unanswered(self.control.fd());
-        let control = SocketId {
-            part: Part::Control,
-            number: self.control_sockets,
-        };
-        let mut sockets = vec![(control, self.dials)];
-        self.each(|(part, is_ours), _, connection| {
-            let number = connection.sockets();
-            sockets.push((SocketId { part, number }, is_ours));
+        self.each(|_, connection| {
             is_dark |= connection.is_flowing() && is_unanswered(connection.as_fd());
         });
         self.is_dark = is_dark;
-        for (socket, is_ours) in sockets {
+        for (socket, is_ours) in sockets.iter().copied() {
             let is_known = |found: &Found| (found.socket, found.is_ours) == (socket, is_ours);
             if is_dark && is_ours && !found.iter().any(is_known) {
-                let fault = Fault::Dark;
                 found.push(Found {
                     socket,
                     is_ours,
-                    fault,
+                    fault: Fault::Dark,
                 });
             }
         }
@@ -151,13 +158,16 @@ impl TcpLink {
                     self.limit(keepalive::end_when_silent(SockRef::from(&stream), seconds));
                 }
                 self.control.replace(stream, cipher);
+                for socket in self.breaches.theirs().collect::<Vec<_>>() {
+                    self.tell_of_break(socket);
+                }
             }
             return;
         }
         self.limit(keepalive::limit_data(&stream, self.host_limit));
         let mut replaced = Ok(());
         let mut further = Some((stream, cipher));
-        self.each(|place, _, connection| {
+        self.each(|place, connection| {
             if place == (part, is_ours)
                 && number > connection.sockets()
                 && let Some((stream, cipher)) = further.take()
@@ -165,6 +175,11 @@ impl TcpLink {
                 replaced = connection.replace(number, stream, cipher);
             }
         });
+        if let (Some((stream, cipher)), false, Part::Stripe(stripe)) = (further, is_ours, part) {
+            // It broke before this side had it.
+            replaced = Connection::further(number, stream, cipher)
+                .map(|connection| self.incoming.add_again(stripe, connection));
+        }
         if let Err(cause) = replaced {
             self.end(cause.to_string());
         }

@@ -524,7 +524,8 @@ fn a_lone_end_is_a_breach_that_is_told_once() {
     let (part, number) = (Part::Data, 0);
     assert_eq!(breach.socket, SocketId { part, number });
     assert!(breach.is_ours && link.is_mending());
-    link.cannot_mend(breach.socket, Some("it is off"));
+    let why = Hindrance::NotSoFar("it is off".to_owned());
+    link.cannot_mend(breach.socket, &why);
     let why = "connection closed, and it could not be opened again: it is off".to_owned();
     assert_eq!(link.peer_state(), PeerState::Lost(why));
     assert!(!link.is_mending());

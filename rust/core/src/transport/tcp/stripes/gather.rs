@@ -18,6 +18,8 @@ const DIRECT: usize = 32 << 10;
 pub(in crate::transport::tcp) struct Gather {
     /// By their numbers.
     stripes: BTreeMap<u8, Source>,
+    /// How many bytes came over stripes that their sender seems to have closed: it may open them again.
+    ended: BTreeMap<u8, u64>,
     /// Bytes received from the first connection; they begin at a head or within a frame.
     raw: Buffer,
     /// The frame that is being read and those whose heads have been read: the connection of each, and how many bytes are to
@@ -59,6 +61,17 @@ impl Gather {
         }
     }
 
+    /// Adds a stripe again that is not here: its end was taken for that of its use, or nothing has come over it.
+    pub(in crate::transport::tcp) fn add_again(&mut self, number: u8, mut connection: Connection) {
+        let received = self.ended.remove(&number);
+        connection.go_on_from(received.unwrap_or(0));
+        let is_used = received.is_some();
+        self.stripes.entry(number).or_insert(Source {
+            connection,
+            is_used,
+        });
+    }
+
     /// Drops stripes of trials before that of stripe `number`. Called when a frame of that stripe is received: all frames
     /// before it have been received.
     fn drop_older(&mut self, number: u8) {
@@ -71,10 +84,20 @@ impl Gather {
 
     /// Lets go of stripes that their sender has closed, with nothing left to read.
     pub(in crate::transport::tcp) fn drop_ended(&mut self) {
-        let frames = &self.frames;
+        let Self {
+            frames,
+            stripes,
+            ended,
+            ..
+        } = self;
         let is_read = |number| frames.iter().any(|(place, _)| *place == number);
-        self.stripes
-            .retain(|number, stripe| is_read(*number) || !stripe.connection.is_at_its_end());
+        stripes.retain(|number, Source { connection, .. }| {
+            let stays = is_read(*number) || !connection.is_at_its_end();
+            if !stays {
+                ended.insert(*number, connection.received());
+            }
+            stays
+        });
     }
 
     /// Receives into `bytes`, by one system call where there is something.
@@ -232,11 +255,6 @@ impl Gather {
     ) -> impl Iterator<Item = (u8, &mut Connection)> {
         let stripes = self.stripes.iter_mut();
         stripes.map(|(number, stripe)| (*number, &mut stripe.connection))
-    }
-
-    /// The stripes from which bytes are to come, by their numbers; one may be named twice.
-    pub(in crate::transport::tcp) fn expected(&self) -> impl Iterator<Item = u8> {
-        self.frames.iter().map(|(place, _)| *place)
     }
 
     pub(in crate::transport::tcp) fn stripes(&self) -> impl Iterator<Item = &Connection> {

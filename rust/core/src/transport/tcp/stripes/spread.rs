@@ -114,7 +114,10 @@ impl Spread {
 
     fn close_unused(&mut self) {
         let is_used = |block: &Block| block.stripe >= self.active;
-        if self.stripes.len() > self.active && !self.blocks.iter().any(is_used) {
+        let mut unused = self.stripes[self.active..].iter();
+        // One that has broken is made again first.
+        let all_flow = unused.all(Connection::is_flowing);
+        if self.stripes.len() > self.active && all_flow && !self.blocks.iter().any(is_used) {
             let mut unused = self.stripes.split_off(self.active);
             unused.iter_mut().for_each(Connection::finish);
             self.closing.extend(unused);

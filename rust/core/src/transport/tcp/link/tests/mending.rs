@@ -84,7 +84,7 @@ impl Rig {
         let (part, opener) = parts[self.random.below(parts.len())];
         for at in 0..2 {
             if self.random.below(2) == 1 {
-                self.ends[at].each(|(other, is_ours), _, connection| {
+                self.ends[at].each(|(other, is_ours), connection| {
                     if other == part && (part == Part::Data || is_ours == (opener == at)) {
                         connection.stop("the test");
                     }
@@ -197,7 +197,7 @@ fn an_abort_is_said_again() {
         culprit: None,
         message: "they differ".to_owned(),
     };
-    // What the first socket carries is never read.
+    // No byte that the first socket carries is ever read.
     b.control = Control::new(connection().0);
     a.send_abort(&notice);
     let (ours, theirs) = connection();
