@@ -37,9 +37,9 @@ pub(super) struct Breaches {
 }
 
 impl Breaches {
-    /// Takes in what one look has found, of connections that have these sockets, of which each was opened by this side or not.
-    /// Those that were known and are not found any more have been made again. Returns the
-    /// new ones. An error is the end of the link: the system has given up a connection that was being made again all the while.
+    /// Takes in the faults that one look has found. `sockets`: those of all connections, and whether this side has opened each.
+    /// Faults that were known and are not found any more have been made good. Returns the new ones. An error is the end of the
+    /// link: the system has given up a connection that was being made again all the while.
     pub(super) fn look(
         &mut self,
         mut found: Vec<Found>,

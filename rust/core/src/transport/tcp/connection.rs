@@ -325,7 +325,7 @@ impl Connection {
         self.ledger.received()
     }
 
-    /// So many bytes had been received before.
+    /// This number of bytes had been received before.
     pub(super) fn go_on_from(&mut self, received: u64) {
         self.ledger.set_received(received);
     }
@@ -335,7 +335,7 @@ impl Connection {
         self.sockets
     }
 
-    /// A connection over the socket with that number, of which earlier ones have carried nothing here.
+    /// A connection over the socket with that number; those before it have carried nothing here.
     ///
     /// # Errors
     /// When the socket does not take its options.
@@ -363,6 +363,7 @@ impl Connection {
         number: u32,
         socket: TcpStream,
         cipher: Option<Cipher>,
+        answer: &[u8],
     ) -> std::io::Result<()> {
         let mut further = Self::further(number, socket, cipher)?;
         let mut bytes = vec![0; 64 << 10];
@@ -387,6 +388,7 @@ impl Connection {
         further.backlog = std::mem::take(&mut self.backlog);
         further.is_finished = self.is_finished;
         *self = further;
+        say(&self.socket, answer);
         self.go_on();
         Ok(())
     }
@@ -564,6 +566,13 @@ impl Connection {
     pub(super) fn memory(&self) -> usize {
         let sealed = self.sealed.as_ref().map_or(0, |sealed| sealed.memory());
         sealed + self.ledger.memory() + self.backlog.capacity()
+    }
+}
+
+/// Sends some bytes over a socket that has carried nothing, and so has room for them. If it breaks, that shows later.
+pub(super) fn say(socket: &TcpStream, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        let _ = send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 

@@ -109,6 +109,8 @@ pub struct Mend {
     pub(super) is_ours: bool,
     pub(super) stream: TcpStream,
     pub(super) cipher: Option<Cipher>,
+    /// Bytes that go over it first, in clear: the answer to the peer's handshake.
+    pub(super) answer: Vec<u8>,
 }
 
 impl std::fmt::Debug for Mend {
@@ -125,7 +127,16 @@ impl Mend {
             is_ours,
             stream,
             cipher,
+            answer: Vec::new(),
         }
+    }
+
+    /// The same with the answer to the peer's handshake, which goes over the socket when that has taken its place: the peer
+    /// does not close the socket before while this side still goes by the bytes that its system acknowledges.
+    #[must_use]
+    pub fn answering(mut self, answer: &[u8]) -> Self {
+        self.answer = answer.to_vec();
+        self
     }
 
     /// The socket that it is to be.

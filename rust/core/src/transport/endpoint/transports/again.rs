@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::super::attempt::{Attempt, Setback};
 use super::super::visit::{Reason, Visit};
-use super::super::wire::Cut;
 use super::tcp::{dial, elsewhere};
 use crate::error::Code;
-use crate::fork;
 use crate::transport::handshake::{Answer, Hello, Purpose};
 use crate::transport::tcp::mending::{Mend, SocketId};
 
@@ -92,12 +90,11 @@ pub(super) fn accept(mut visit: Visit<'_>, stream: TcpStream) -> Result<(), Reas
         visit.answer(&stream, Answer::Failed)?;
         return Err(Reason::new("a connection of no link".to_owned()));
     };
-    let channel = fork::make_private(|| stream.try_clone()).map_err(Cut::from)?;
     let accept = visit.answers.frame(Answer::Accept)?;
-    let (membership, patience) = (visit.membership, visit.patience);
+    let membership = visit.membership;
     let cipher = membership.key.encrypts();
     let cipher = cipher.then(|| visit.answers.into_cipher());
-    // Before the peer closes the old socket: from then on nothing that its system has acknowledged is lost.
-    membership.deliver_mend(from, lane, Mend::new(socket, false, stream, cipher));
-    Ok(patience.write(&channel, &accept)?)
+    let mend = Mend::new(socket, false, stream, cipher).answering(&accept);
+    membership.deliver_mend(from, lane, mend);
+    Ok(())
 }

@@ -9,7 +9,7 @@ use super::TcpLink;
 use crate::transport::Link;
 use crate::transport::control::{Frame, describe};
 use crate::transport::tcp::breaches::{Fault, Found};
-use crate::transport::tcp::connection::Connection;
+use crate::transport::tcp::connection::{Connection, say};
 use crate::transport::tcp::keepalive;
 use crate::transport::tcp::kernel::is_unanswered;
 use crate::transport::tcp::mending::{Mend, Part, SocketId};
@@ -145,9 +145,11 @@ impl TcpLink {
             is_ours,
             stream,
             cipher,
+            answer,
         } = mend;
         self.news = true;
         if part == Part::Control {
+            say(&stream, &answer);
             if number > self.control_sockets && is_ours == self.dials {
                 self.control_sockets = number;
                 let set_up = stream
@@ -172,13 +174,17 @@ impl TcpLink {
                 && number > connection.sockets()
                 && let Some((stream, cipher)) = further.take()
             {
-                replaced = connection.replace(number, stream, cipher);
+                replaced = connection.replace(number, stream, cipher, &answer);
             }
         });
-        if let (Some((stream, cipher)), false, Part::Stripe(stripe)) = (further, is_ours, part) {
-            // It broke before this side had it.
-            replaced = Connection::further(number, stream, cipher)
-                .map(|connection| self.incoming.add_again(stripe, connection));
+        if let Some((stream, cipher)) = further {
+            // A stripe that is not here broke before this side had it. Another one is of a try that the peer has given up, and
+            // learns that by its end.
+            say(&stream, &answer);
+            if let (Part::Stripe(stripe), false) = (part, is_ours) {
+                replaced = Connection::further(number, stream, cipher)
+                    .map(|connection| self.incoming.add_again(stripe, connection));
+            }
         }
         if let Err(cause) = replaced {
             self.end(cause.to_string());
