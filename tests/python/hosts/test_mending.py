@@ -122,7 +122,7 @@ def test_resets_lose_nothing(what, is_encrypted, tmp_path):
 
         with beside(break_now_and_then):
             values = run(net, 4, what, str(tmp_path), 4.5, **more)
-    assert len(resets) > 10
+    assert len(resets) > 3
     assert all(rounds > 3 for rounds, _ in values), values
     assert "a connection broke and was made again" in run.output
 

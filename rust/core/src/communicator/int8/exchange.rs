@@ -272,9 +272,10 @@ impl<'a> Waiting<'a> {
     fn wait(&self) -> Result<()> {
         let (level, comm) = self.place;
         loop {
-            let waited = self.work.wait(Some(SLICE));
-            if self.work.is_done() {
-                return waited.map_err(|error| self.part.renumber(error));
+            // Its end is asked for by itself: it may come just after this wait has given up.
+            let _ = self.work.wait(Some(SLICE));
+            if let Some(ended) = self.work.result() {
+                return ended.map_err(|error| self.part.renumber(error));
             }
             if let Some(error) = level.error(comm) {
                 self.part.fail(&error);
