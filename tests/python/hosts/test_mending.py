@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from namespaces import Hosts, hosts, why_not
+from namespaces import Hosts, hosts, ip, why_not
 from ranks import RankResult, run_ranks
 
 TROUBLE = why_not() or (None if shutil.which("ss") else "there is no ss (iproute2)")
@@ -174,14 +174,18 @@ def test_an_outage_delays_what_is_under_way(seconds, tmp_path):
     assert seconds < longest < seconds + 8, values  # on a busy machine
 
 
-def test_another_interface_takes_over(tmp_path):
+@pytest.mark.parametrize("how", ["switch", "interface"])
+def test_another_interface_takes_over(how, tmp_path):
     with hosts(networks=2) as net:
 
         def cut() -> None:
             await_ranks(tmp_path, "joined", 2)
             (tmp_path / "joined").touch()
             time.sleep(0.5)
-            net.cut(0)
+            if how == "switch":
+                net.cut(0)
+            else:
+                ip("-n", net.names[1], "link", "set", "eth0", "down")
 
         with beside(cut):
             more = {"UNISONO_INTERFACE": "eth0,eth1"}

@@ -14,7 +14,7 @@ use crate::engine::links::OpenLink;
 use crate::engine::state::{Core, Group, Mail};
 
 /// The pauses between two tries, or two looks, in milliseconds. The last one goes on.
-const PAUSES: [u64; 8] = [1, 2, 5, 10, 20, 40, 50, 50];
+const PAUSES: [u64; 6] = [1, 2, 5, 10, 20, 50];
 
 /// How long one try may take once the peer's host has answered: its process may be short of time.
 const TRY: Duration = Duration::from_secs(2);
@@ -50,9 +50,11 @@ impl Group {
         }
         // The other link to that peer may have suffered too, though no operation waits for it yet; and it may be the one that
         // this side opens.
-        for (_, peer, open) in core.links.iter_open() {
-            if doubtful.contains(&peer) && open.ended.is_none() {
-                open.link.ask();
+        if !doubtful.is_empty() {
+            for (_, peer, open) in core.links.iter_open() {
+                if doubtful.contains(&peer) && open.ended.is_none() {
+                    open.link.ask();
+                }
             }
         }
         for (lane, peer, breach) in breaches {

@@ -4,6 +4,8 @@
 //! [`mending`](super::mending) brings. Over that both sides first say how many bytes they have received in all, eight bytes
 //! each, little-endian; then each sends again what the other lacks, and goes on.
 
+mod resumption;
+
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::{Shutdown, TcpStream};
@@ -13,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
+pub(super) use self::resumption::say;
 use super::kernel::unacknowledged;
 use super::ledger::Ledger;
 use crate::fork;
@@ -60,9 +63,6 @@ enum Stage {
     /// Nothing any more: the two sides do not fit together.
     Beyond(String),
 }
-
-/// Bytes that former sockets may leave, at most: more than several of them hold.
-const MOST_BACKLOG: usize = 64 << 20;
 
 /// Bytes that may go over a connection that is being replaced.
 const MOST_FROZEN: usize = 8 << 20;
@@ -137,7 +137,10 @@ impl Connection {
             // More may have been acknowledged of what had gone.
             Err(Errno::AGAIN) if self.ledger.ahead() > 0 => 0,
             Err(errno @ (Errno::AGAIN | Errno::INTR)) => return Err(errno),
-            Err(errno) => return Err(self.stop(&describe(errno))),
+            Err(errno) => {
+                self.stop(&describe(errno));
+                return Err(Errno::AGAIN);
+            }
         };
         let Self {
             ledger,
@@ -201,16 +204,17 @@ impl Connection {
             }
         }
         match self.take_in(bytes) {
-            Ok(0) if !bytes.is_empty() => Err(self.dry_up("connection closed").into()),
+            Ok(0) if !bytes.is_empty() => self.dry_up("connection closed"),
             Ok(count) => {
                 self.ledger.note_received(count);
-                Ok(count)
+                return Ok(count);
             }
             Err(Failure::Socket(errno)) if !matches!(errno, Errno::AGAIN | Errno::INTR) => {
-                Err(self.dry_up(&describe(errno)).into())
+                self.dry_up(&describe(errno));
             }
-            failed => failed,
+            failed => return failed,
         }
+        Err(Errno::AGAIN.into())
     }
 
     /// Moves as much of the backlog into `bytes` as fits.
@@ -230,23 +234,21 @@ impl Connection {
     }
 
     /// The socket has broken, and nothing more comes from it.
-    fn dry_up(&mut self, what: &str) -> Errno {
-        let again = self.stop(what);
+    fn dry_up(&mut self, what: &str) {
+        self.stop(what);
         if let Stage::Broken { is_dry, .. } = &mut self.stage {
             *is_dry = true;
         }
-        again
     }
 
     /// The socket has broken: nothing goes, and what had arrived can be received.
-    pub(super) fn stop(&mut self, what: &str) -> Errno {
+    pub(super) fn stop(&mut self, what: &str) {
         if !matches!(self.stage, Stage::Broken { .. } | Stage::Beyond(_)) {
             self.stage = Stage::Broken {
                 cause: what.to_owned(),
                 is_dry: false,
             };
         }
-        Errno::AGAIN
     }
 
     /// Whether the socket has broken, as far as was seen.
@@ -261,25 +263,6 @@ impl Connection {
             Stage::Broken { cause, .. } => Some(cause),
             _ => None,
         }
-    }
-
-    /// Whether the next bytes that the socket has are the caller's. Reads the peer's count, which comes before them.
-    fn delivers(&mut self) -> bool {
-        if self.is_dry() {
-            return false;
-        }
-        if self.heard < COUNT {
-            let mut count = self.count;
-            match self.take_in(&mut count[self.heard..]) {
-                Ok(bytes) if bytes > 0 => self.heard += bytes,
-                Err(Failure::Socket(Errno::AGAIN | Errno::INTR)) => {}
-                Ok(_) => drop(self.dry_up("connection closed")),
-                Err(Failure::Socket(errno)) => drop(self.dry_up(&describe(errno))),
-                Err(Failure::Forged) => self.stage = Stage::Beyond("forged bytes".to_owned()),
-            }
-            self.count = count;
-        }
-        self.heard == COUNT
     }
 
     /// Whether nothing more comes from the socket.
@@ -333,131 +316,6 @@ impl Connection {
     /// The number of sockets that it had before the present one.
     pub(super) fn sockets(&self) -> u32 {
         self.sockets
-    }
-
-    /// A connection over the socket with that number; those before it have carried nothing here.
-    ///
-    /// # Errors
-    /// When the socket does not take its options.
-    pub(super) fn further(
-        number: u32,
-        socket: TcpStream,
-        cipher: Option<Cipher>,
-    ) -> std::io::Result<Self> {
-        Ok(Self {
-            sockets: number,
-            stage: Stage::Greeting,
-            told: 0,
-            heard: 0,
-            ..Self::new(socket, cipher)?
-        })
-    }
-
-    /// Goes on over another socket, the one with that number, which has carried nothing. The bytes that
-    /// had arrived before count.
-    ///
-    /// # Errors
-    /// When the socket does not take its options.
-    pub(super) fn replace(
-        &mut self,
-        number: u32,
-        socket: TcpStream,
-        cipher: Option<Cipher>,
-        answer: &[u8],
-    ) -> std::io::Result<()> {
-        let mut further = Self::further(number, socket, cipher)?;
-        let mut bytes = vec![0; 64 << 10];
-        while self.delivers() {
-            if self.backlog.len() > MOST_BACKLOG {
-                let what = "more bytes wait to be taken than sockets hold";
-                self.stage = Stage::Beyond(what.to_owned());
-                return Ok(());
-            }
-            match self.take_in(&mut bytes) {
-                Ok(count) if count > 0 => {
-                    self.ledger.note_received(count);
-                    self.backlog.extend(&bytes[..count]);
-                }
-                Err(Failure::Socket(Errno::INTR)) => {}
-                _ => break,
-            }
-        }
-        self.ledger
-            .stop(self.sealed.as_ref().map_or(0, |sealed| sealed.owed()));
-        further.ledger = std::mem::take(&mut self.ledger);
-        further.backlog = std::mem::take(&mut self.backlog);
-        further.is_finished = self.is_finished;
-        *self = further;
-        say(&self.socket, answer);
-        self.go_on();
-        Ok(())
-    }
-
-    /// Does what comes before the caller's bytes, as far as that goes. Whether these may go now.
-    pub(super) fn go_on(&mut self) -> bool {
-        if matches!(self.stage, Stage::Greeting) {
-            self.greet();
-        }
-        if matches!(self.stage, Stage::Repeating) {
-            self.repeat();
-        }
-        self.is_flowing()
-    }
-
-    /// Exchanges the counts.
-    fn greet(&mut self) {
-        if self.told < COUNT {
-            let own = self.ledger.received().to_le_bytes();
-            match self.transmit(&[&own[self.told..]]) {
-                Ok(count) => self.told += count,
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(errno) => drop(self.stop(&describe(errno))),
-            }
-        }
-        let is_heard = self.delivers();
-        if is_heard && self.told == COUNT && matches!(self.stage, Stage::Greeting) {
-            self.stage = match self.ledger.go_back(u64::from_le_bytes(self.count)) {
-                Ok(()) => Stage::Repeating,
-                Err(gap) => Stage::Beyond(gap.to_string()),
-            };
-        }
-    }
-
-    /// Sends again what the peer lacks.
-    fn repeat(&mut self) {
-        let mut ledger = std::mem::take(&mut self.ledger);
-        let broken = loop {
-            match ledger.again() {
-                [] => {
-                    self.stage = Stage::Flowing;
-                    break None;
-                }
-                bytes => match self.transmit(&[bytes]) {
-                    Ok(count) => ledger.went_again(count),
-                    Err(Errno::INTR) => {}
-                    Err(Errno::AGAIN) => break None,
-                    Err(errno) => break Some(errno),
-                },
-            }
-        };
-        self.ledger = ledger;
-        if let Some(errno) = broken {
-            self.stop(&describe(errno));
-        }
-        if self.is_finished && self.is_flowing() {
-            let _ = self.socket.shutdown(Shutdown::Write);
-        }
-    }
-
-    /// Whether [`Connection::go_on`] has something to do.
-    pub(super) fn may_go_on(&self) -> bool {
-        let wanted = match self.stage {
-            Stage::Greeting if self.told < COUNT => PollFlags::IN | PollFlags::OUT,
-            Stage::Greeting => PollFlags::IN,
-            Stage::Repeating => PollFlags::OUT,
-            Stage::Flowing | Stage::Broken { .. } | Stage::Beyond(_) => return false,
-        };
-        self.ready(wanted).intersects(wanted)
     }
 
     /// Whether bytes may go now.
@@ -566,13 +424,6 @@ impl Connection {
     pub(super) fn memory(&self) -> usize {
         let sealed = self.sealed.as_ref().map_or(0, |sealed| sealed.memory());
         sealed + self.ledger.memory() + self.backlog.capacity()
-    }
-}
-
-/// Sends some bytes over a socket that has carried nothing, and so has room for them. If it breaks, that shows later.
-pub(super) fn say(socket: &TcpStream, bytes: &[u8]) {
-    if !bytes.is_empty() {
-        let _ = send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 

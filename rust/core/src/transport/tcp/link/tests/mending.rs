@@ -166,19 +166,21 @@ fn nothing_is_lost_whatever_breaks_when() {
     assert!(breaks > seeds as usize, "{breaks} breaks");
 }
 
+/// Both ends get a further socket for a connection that the first has opened.
+fn make_again(a: &mut TcpLink, b: &mut TcpLink, part: Part) {
+    let (ours, theirs) = connection();
+    let socket = SocketId { part, number: 1 };
+    a.mend(Mend::new(socket, true, ours, None));
+    b.mend(Mend::new(socket, false, theirs, None));
+}
+
 #[test]
 fn a_peer_that_lacks_what_is_not_kept_ends_the_link() {
     let (mut a, mut b) = links();
     // Acknowledged by the system, and never read.
     while a.try_send(&[7; 100_000]).unwrap() > 0 {}
     b.data = Connection::new(connection().0, None).unwrap();
-    let (ours, theirs) = connection();
-    let socket = SocketId {
-        part: Part::Data,
-        number: 1,
-    };
-    a.mend(Mend::new(socket, true, ours, None));
-    b.mend(Mend::new(socket, false, theirs, None));
+    make_again(&mut a, &mut b, Part::Data);
     let PeerState::Lost(what) = suite::end_of(&mut a) else {
         panic!("the link goes on");
     };
@@ -200,12 +202,6 @@ fn an_abort_is_said_again() {
     // No byte that the first socket carries is ever read.
     b.control = Control::new(connection().0);
     a.send_abort(&notice);
-    let (ours, theirs) = connection();
-    let socket = SocketId {
-        part: Part::Control,
-        number: 1,
-    };
-    a.mend(Mend::new(socket, true, ours, None));
-    b.mend(Mend::new(socket, false, theirs, None));
+    make_again(&mut a, &mut b, Part::Control);
     assert_eq!(suite::end_of(&mut b), PeerState::Aborted(notice));
 }
