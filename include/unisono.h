@@ -416,6 +416,40 @@ unisono_status unisono_communicator_shrink(unisono_communicator* comm, const int
                                            unisono_communicator** shrunk);
 
 /**
+ * Makes a communicator of the ranks of `comm` and of processes that come, such as those that take
+ * the places of ranks that are gone. All ranks of `comm` call it with the same arguments; a process
+ * that comes calls unisono_communicator_from_environment() or unisono_communicator_from_url(), as
+ * at the start. Each rank of `comm` has the number that it had when the job began, and those that
+ * come have the rest. All ranks get the new communicator or none does. `comm` stays as it is:
+ * destroy it when nothing needs it. After #UNISONO_TIMEOUT, which names ranks that did not come, it
+ * may be called again, or `comm` serves on.
+ *
+ * \param comm        the group, such as unisono_communicator_shrink() makes
+ * \param url         where they meet; NULL: where the ranks of `comm` met, by the environment or a
+ *                    URL, unless that was a file
+ * \param world_size  how many ranks there will be; 0: as many as met before (not with a `url`)
+ * \param patience    seconds to wait for those that come, or #UNISONO_FOREVER
+ * \param[out] grown  give it back by unisono_communicator_destroy()
+ * \return #UNISONO_INVALID_ARGUMENT if there is no place to meet, nobody is missing, or a rank's
+ * number is not below `world_size`; #UNISONO_ABORTED if another rank of `comm` did not meet those
+ * that came
+ */
+unisono_status unisono_communicator_grow(unisono_communicator* comm, const char* url,
+                                         int32_t world_size, double patience,
+                                         unisono_communicator** grown);
+
+/**
+ * Tells which ranks came when a communicator formed: all of them at the start of a job, those that
+ * came to others after unisono_communicator_grow(), none of a part or a shrunk one.
+ *
+ * \param comm        the group
+ * \param[out] ranks  their numbers: room for as many as the group has ranks
+ * \param[out] count  how many
+ */
+unisono_status unisono_communicator_newcomers(const unisono_communicator* comm, int32_t* ranks,
+                                              size_t* count);
+
+/**
  * Tells where a communicator that unisono_communicator_shrink() made comes from.
  *
  * \param comm        the group of those that were left

@@ -97,6 +97,24 @@ class Communicator final : public Operations<Communicator> {
     return Communicator(shrunk);
   }
 
+  // These ranks and processes that come, `world_size` in all, or as many as met before; all ranks
+  // call it. Those that come meet them as at the start of the job. An empty url: where these met.
+  Communicator grow(int world_size = 0, const std::string& url = {},
+                    Seconds patience = Seconds(300)) const {
+    unisono_communicator* grown = nullptr;
+    check(unisono_communicator_grow(handle_, url.empty() ? nullptr : url.c_str(), world_size,
+                                    patience.count(), &grown));
+    return Communicator(grown);
+  }
+
+  // The ranks that came when it formed: all of them, or those that grow has taken in.
+  std::vector<int> newcomers() const {
+    std::vector<std::int32_t> ranks(size());
+    std::size_t count = 0;
+    check(unisono_communicator_newcomers(handle_, ranks.data(), &count));
+    return {ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(count)};
+  }
+
   // Of a communicator that shrink has made: the number that each of its ranks had before, and how
   // many collectives had ended there on all of them.
   std::pair<std::vector<int>, std::uint64_t> former() const {

@@ -623,6 +623,15 @@ class Communicator:
     def shrink(
         self, exclude: Sequence[int] | None = None, timeout: _Seconds | None = None
     ) -> Communicator: ...
+    def grow(
+        self,
+        world_size: int | None = None,
+        *,
+        url: str | None = None,
+        timeout: _Seconds | None = None,
+    ) -> Communicator: ...
+    @property
+    def newcomers(self) -> list[int]: ...
     @property
     def former_ranks(self) -> list[int] | None: ...
     @property

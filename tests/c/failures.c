@@ -1,8 +1,10 @@
 /*
  * The events that end a communicator, and the error that every rank gets: `failures mismatch`,
- * `failures dies`, `failures late`, `failures absent`. The last rank is the one that fails.
+ * `failures dies`, `failures late`, `failures absent`. The last rank is the one that fails. Where
+ * it dies, `failures comes` takes its place.
  */
 #include <signal.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,8 +21,48 @@ static void dead(unisono_communicator* comm, unisono_status cause) {
   CHECK(x == 1 && unisono_communicator_status(comm) == cause);
 }
 
+/* All ranks, of which the last has come later. */
+static void whole(unisono_communicator* comm) {
+  int32_t ranks[8] = {-1};
+  size_t count = 0;
+  float sum = 1;
+  OK(unisono_communicator_newcomers(comm, ranks, &count));
+  CHECK(count == 1 && ranks[0] == world - 1);
+  OK(unisono_all_reduce(comm, &sum, &sum, 1, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
+  CHECK(sum == (float)world);
+  OK(unisono_communicator_destroy(comm));
+}
+
+/* The ranks that are left take in a process, which rank 0 starts. */
+static void take_in(unisono_communicator* left, char** arguments) {
+  unisono_communicator* grown = NULL;
+  int32_t ranks[8];
+  size_t count = 1;
+  OK(unisono_communicator_newcomers(left, ranks, &count));
+  CHECK(count == 0);
+  FAILS(unisono_communicator_grow(left, NULL, -1, 20, &grown), UNISONO_INVALID_ARGUMENT, "-1");
+  FAILS(unisono_communicator_grow(left, "x", 0, 20, &grown), UNISONO_INVALID_ARGUMENT, "size");
+  FAILS(unisono_communicator_grow(left, NULL, world - 1, 20, &grown), UNISONO_INVALID_ARGUMENT,
+        "already");
+  char number[16];
+  snprintf(number, sizeof number, "%d", world - 1);
+  FAILS(unisono_communicator_grow(left, NULL, 0, 0.3, &grown), UNISONO_TIMEOUT,
+        rank == 0 ? number : "");
+  const pid_t child = rank == 0 ? fork() : 1;
+  if (child == 0) {
+    setenv("RANK", number, 1);
+    setenv("LOCAL_RANK", number, 1);
+    execl(arguments[0], arguments[0], arguments[1], "comes", (char*)NULL);
+    _exit(127);
+  }
+  OK(unisono_communicator_grow(left, NULL, 0, 20, &grown));
+  whole(grown);
+  int status = 0;
+  if (rank == 0) CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 /* The ranks but the last go on. */
-static void go_on(unisono_communicator* comm) {
+static void go_on(unisono_communicator* comm, char** arguments) {
   unisono_communicator* left = NULL;
   int32_t former[8] = {-1}, size = 0, other = world;
   uint64_t ended = 0, before = 0;
@@ -37,6 +79,7 @@ static void go_on(unisono_communicator* comm) {
   float sum = 1;
   OK(unisono_all_reduce(left, &sum, &sum, 1, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
   CHECK(sum == (float)size);
+  take_in(left, arguments);
   OK(unisono_communicator_destroy(left));
 }
 
@@ -62,6 +105,10 @@ int main(int count, char** arguments) {
   }
   OK(unisono_communicator_from_environment(config, &comm));
   OK(unisono_config_destroy(config));
+  if (strcmp(what, "comes") == 0) {
+    whole(comm);
+    return 0;
+  }
   float x[100] = {1};
   OK(unisono_all_reduce(comm, x, x, 100, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
 
@@ -84,7 +131,7 @@ int main(int count, char** arguments) {
     OK(unisono_last_error(&error));
     CHECK(error.peer == last);
     dead(comm, UNISONO_PEER_LOST);
-    go_on(comm);
+    go_on(comm, arguments);
     OK(unisono_communicator_destroy(comm));
   } else if (strcmp(what, "late") == 0) {
     unisono_options options = UNISONO_OPTIONS_INIT;

@@ -265,6 +265,9 @@ void failures(const Communicator& comm) {
   CHECK(left.size() == comm.size() && ranks[left.rank()] == comm.rank());
   CHECK(ended <= comm.ended());
   left.barrier();
+  CHECK(left.newcomers().empty());
+  error = thrown_by([&] { left.grow(left.size()); });
+  CHECK(error.status() == UNISONO_INVALID_ARGUMENT);
 }
 
 }  // namespace

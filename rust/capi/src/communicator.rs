@@ -6,8 +6,7 @@ use std::time::Duration;
 use unisono::config::Config;
 use unisono::cuda;
 use unisono::error::{Error, Result};
-use unisono::locks::Mutex;
-use unisono::rendezvous::{self, Meeting, launcher, unique_id};
+use unisono::rendezvous::{MeetingPlace, launcher, unique_id};
 
 use crate::config::{self, Settings};
 use crate::error::{Status, output};
@@ -36,10 +35,9 @@ pub const NO_COLOR: i64 = i64::MIN;
 
 pub(crate) static COMMUNICATORS: Table<Joined> = Table::new(1, "a communicator");
 
-/// A group, and on the rank that serves it the store that the others may still need to join.
+/// A group.
 pub(crate) struct Joined {
     pub(crate) comm: unisono::Communicator,
-    meeting: Mutex<Option<Meeting>>,
 }
 
 impl Joined {
@@ -47,30 +45,15 @@ impl Joined {
         // In a forked child it is left alone, with all that belongs to it.
         if self.comm.check_process().is_ok() {
             self.comm.close();
-            drop(self.meeting.lock().take());
         }
     }
 }
 
-/// The group of `world` ranks that meet at what `open` opens, as `config` says.
-fn join(
-    config: Config,
-    (rank, world): (usize, usize),
-    open: impl FnOnce(&Config) -> Result<Meeting>,
-) -> Result<*mut Communicator> {
-    let meeting = open(&config)?;
-    let comm = unisono::Communicator::join(meeting.store(), rank, world, config)?;
-    register(comm, meeting.joined())
-}
-
-fn register(comm: unisono::Communicator, meeting: Option<Meeting>) -> Result<*mut Communicator> {
+fn register(comm: unisono::Communicator) -> Result<*mut Communicator> {
     exit::prepare();
     // It knows its rank now, by which programs choose their device.
     cuda::look_again();
-    COMMUNICATORS.insert(Joined {
-        comm,
-        meeting: Mutex::new(meeting),
-    })
+    COMMUNICATORS.insert(Joined { comm })
 }
 
 /// The settings of `config`, or of the environment.
@@ -99,10 +82,9 @@ pub unsafe extern "C" fn unisono_communicator_from_environment(
         let place = output("comm", comm)?;
         let config = settings(config)?;
         let launch = launcher::detect()?;
-        let joined = join(config, (launch.rank, launch.world), |config| {
-            rendezvous::open_launch(&launch, config)
-        })?;
-        place.write(joined);
+        let seat = (launch.rank, launch.world);
+        let comm = unisono::Communicator::meet(MeetingPlace::Launch(launch), seat, config)?;
+        place.write(register(comm)?);
         Ok(())
     })
 }
@@ -121,10 +103,9 @@ pub unsafe extern "C" fn unisono_communicator_from_url(
         let url = unsafe { string("url", url)? };
         let (rank, world) = place(rank, world_size)?;
         let config = settings(config)?;
-        let joined = join(config, (rank, world), |config| {
-            rendezvous::open_url(url, rank, world, config)
-        })?;
-        target.write(joined);
+        let url = MeetingPlace::Url(url.to_owned(), world);
+        let comm = unisono::Communicator::meet(url, (rank, world), config)?;
+        target.write(register(comm)?);
         Ok(())
     })
 }
@@ -161,10 +142,8 @@ pub unsafe extern "C" fn unisono_communicator_from_id(
         let id = unique_id::UniqueId::from_bytes(unsafe { (*id).bytes })?;
         let (rank, world) = place(rank, world_size)?;
         let config = settings(config)?;
-        let joined = join(config, (rank, world), |config| {
-            id.open(rank, world, config.join_timeout.duration())
-        })?;
-        target.write(joined);
+        let comm = unisono::Communicator::meet(MeetingPlace::Id(id), (rank, world), config)?;
+        target.write(register(comm)?);
         Ok(())
     })
 }
@@ -184,7 +163,7 @@ pub unsafe extern "C" fn unisono_communicator_from_store(
         let (rank, world) = place(rank, world_size)?;
         let config = settings(config)?;
         let comm = unisono::Communicator::join(&store, rank, world, config)?;
-        target.write(register(comm, None)?);
+        target.write(register(comm)?);
         Ok(())
     })
 }
@@ -200,7 +179,7 @@ pub unsafe extern "C" fn unisono_communicator_split(
         let place = output("part", part)?;
         let color = (color != NO_COLOR).then_some(color);
         let part = match joined.comm.split(color, key)? {
-            Some(part) => register(part, None)?,
+            Some(part) => register(part)?,
             None => std::ptr::null_mut(),
         };
         place.write(part);
@@ -229,7 +208,63 @@ pub unsafe extern "C" fn unisono_communicator_shrink(
             .collect::<Result<Vec<_>>>()?;
         let patience = seconds("the patience", patience)?.unwrap_or(Duration::MAX);
         let shrunk = joined.comm.shrink(&excluded, patience)?;
-        place.write(register(shrunk, None)?);
+        place.write(register(shrunk)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_grow(
+    comm: *mut Communicator,
+    url: *const c_char,
+    world_size: i32,
+    patience: f64,
+    grown: *mut *mut Communicator,
+) -> Status {
+    on(comm, |joined| {
+        let target = output("grown", grown)?;
+        let world = match usize::try_from(world_size) {
+            Ok(0) => None,
+            Ok(world) => Some(world),
+            Err(_) => {
+                return Err(Error::invalid(format!(
+                    "a world size of {world_size} is none"
+                )));
+            }
+        };
+        let place = match (url.is_null(), world) {
+            (true, _) => None,
+            (false, None) => {
+                return Err(Error::invalid("grow: with a url it needs the world size"));
+            }
+            // SAFETY: the header asks for a text.
+            (false, Some(world)) => Some(MeetingPlace::Url(
+                unsafe { string("url", url)? }.to_owned(),
+                world,
+            )),
+        };
+        let patience = seconds("the patience", patience)?;
+        let patience = patience.unwrap_or_else(|| joined.comm.config().join_timeout.duration());
+        target.write(register(joined.comm.grow(place, world, patience)?)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_newcomers(
+    comm: *const Communicator,
+    ranks: *mut i32,
+    count: *mut usize,
+) -> Status {
+    on(comm, |joined| {
+        let target = output("count", count)?;
+        output("ranks", ranks)?;
+        let newcomers = joined.comm.newcomers();
+        for (at, rank) in newcomers.iter().enumerate() {
+            // SAFETY: the header asks for room for as many as the group has ranks.
+            unsafe { ranks.add(at).write(*rank as i32) };
+        }
+        target.write(newcomers.len());
         Ok(())
     })
 }

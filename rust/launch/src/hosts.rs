@@ -70,7 +70,7 @@ pub(crate) fn run(options: &Options, door: &Door) -> io::Result<u8> {
     };
     let started = job.start(door, &mut outputs);
     started
-        .and_then(|()| outputs.start(job.caught.sender()))
+        .and_then(|()| outputs.start(job.caught.sender()).map(drop))
         .inspect_err(|_| job.kill())?;
     job.wait();
     Ok(job.report())

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGCHLD, SIGPIPE, SIGTSTP};
 
 use crate::environment::{Environment, Reservation};
 use crate::options::{Options, Output};
-use crate::output::Outputs;
+use crate::output::{Outputs, Ways};
 use crate::part::Part;
 use crate::processes::{self, Process};
 use crate::rank::{Ending, Rank, Why};
@@ -45,6 +45,11 @@ pub(crate) fn run(arguments: &[OsString], door: &Door, front: Pid) -> u8 {
 
 struct Keeper<'a> {
     options: &'a Options,
+    door: &'a Door,
+    /// The command of every rank.
+    program: Vec<OsString>,
+    /// As long as a rank may be started again.
+    ways: Option<Ways>,
     front: Pid,
     caught: Caught,
     ranks: Vec<Rank>,
@@ -64,10 +69,10 @@ struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    fn start(options: &'a Options, door: &Door, front: Pid) -> Result<Self, (String, u8)> {
+    fn start(options: &'a Options, door: &'a Door, front: Pid) -> Result<Self, (String, u8)> {
         let failed = |what: &str, error: io::Error| (format!("cannot {what}: {error}"), FAILED);
         let (part, port) = find_part(options)?;
-        let command = program::command(options, door)?;
+        let program = program::command(options, door)?;
         let caught = Caught::new().map_err(|error| failed("catch signals", error))?;
         // By a signal that is caught even if the job ignores those that end it. In this order: the second line notices
         // a front that has ended before the first.
@@ -89,6 +94,9 @@ impl<'a> Keeper<'a> {
             .map_err(|error| failed("make the folder for the output", error))?;
         let mut keeper = Self {
             options,
+            door,
+            program,
+            ways: None,
             front,
             ranks: Vec::new(),
             start: Instant::now(),
@@ -103,7 +111,7 @@ impl<'a> Keeper<'a> {
             part,
             _port: port,
         };
-        let started = keeper.start_ranks(&command, door, outputs);
+        let started = keeper.start_ranks(outputs);
         if let Err(error) = started {
             keeper.end_everything();
             return Err(failed("start the ranks", error));
@@ -111,37 +119,40 @@ impl<'a> Keeper<'a> {
         Ok(keeper)
     }
 
-    fn start_ranks(
-        &mut self,
-        program: &[OsString],
-        door: &Door,
-        mut outputs: Outputs,
-    ) -> io::Result<()> {
-        let environment = Environment::new(&self.part);
+    fn start_ranks(&mut self, mut outputs: Outputs) -> io::Result<()> {
         for local in 0..self.part.ranks {
             let number = self.part.first + local;
-            let mut command = again(door, STARTER);
-            command.args(program).process_group(0);
-            let reads = number == 0 && !self.options.part;
-            command.stdin(match reads {
-                true => Stdio::inherit(),
-                false => Stdio::null(),
-            });
-            environment.set(local, &mut command);
-            if self.options.as_gloo {
-                command.env("UNISONO_AS_GLOO", "1");
-            }
+            let mut command = self.command(local);
             outputs.prepare(number, &mut command)?;
-            let mut child = command.spawn()?;
-            outputs.adopt(number, &mut child);
-            let pid = Pid::from_child(&child);
+            let pid = Pid::from_child(&command.spawn()?);
+            if self.options.min.is_none() {
+                outputs.ways.let_go(number);
+            }
             self.ranks.push(Rank {
                 number,
                 pid,
+                restarts: 0,
                 ended: None,
             });
         }
-        outputs.start(self.caught.sender())
+        self.ways = Some(outputs.start(self.caught.sender())?);
+        Ok(())
+    }
+
+    /// Starts the program of the rank with this number on this host, but for its output.
+    fn command(&self, local: u16) -> Command {
+        let mut command = again(self.door, STARTER);
+        command.args(&self.program).process_group(0);
+        let reads = self.part.first + local == 0 && !self.options.part;
+        command.stdin(match reads {
+            true => Stdio::inherit(),
+            false => Stdio::null(),
+        });
+        Environment::new(&self.part).set(local, &mut command);
+        if self.options.as_gloo {
+            command.env("UNISONO_AS_GLOO", "1");
+        }
+        command
     }
 
     fn run(&mut self) -> u8 {
@@ -158,6 +169,7 @@ impl<'a> Keeper<'a> {
             }
         }
         let left_behind = self.sweep();
+        self.ways = None;
         while !self.has_printed && self.asked_times < PATIENCE {
             // The reader of the output may take a long time, but a signal to end must still end the job.
             let deadline = self.asked_by.map(|_| Instant::now() + self.options.grace);
@@ -220,7 +232,10 @@ impl<'a> Keeper<'a> {
         let failed = ended
             .iter()
             .filter_map(|rank| Some((rank.number, rank.ended?.how)));
-        let failed = failed.filter(|(_, how)| how.is_failure());
+        let failed: Vec<_> = failed.filter(|(_, how)| how.is_failure()).collect();
+        let failed = failed
+            .into_iter()
+            .filter(|(number, how)| !self.goes_on_after(*number, *how));
         // Of those that are seen at once a crash comes first: the others will have noticed that a peer was lost.
         let first = failed.min_by_key(|&(number, how)| (!is_crash(how), number));
         if let (None, Why::Itself, Some((number, _))) = (self.first, self.why, first) {
@@ -231,6 +246,72 @@ impl<'a> Keeper<'a> {
             // A stopped process would not act on it.
             self.signal_ranks(Signal::CONT);
         }
+    }
+
+    /// Whether the job goes on though this rank has failed, so `how`. It is started again if that makes sense.
+    fn goes_on_after(&mut self, number: u16, how: Ending) -> bool {
+        let Some(min) = self.options.min else {
+            return false;
+        };
+        let runs = self
+            .ranks
+            .iter()
+            .filter(|rank| rank.ended.is_none())
+            .count();
+        let all_is_well = |rank: &Rank| rank.ended.is_some_and(|ended| !ended.how.is_failure());
+        let well = self.ranks.iter().filter(|rank| all_is_well(rank)).count();
+        if self.why != Why::Itself || self.asked_by.is_some() || runs + well < usize::from(min) {
+            return false;
+        }
+        let Some(local) = self.ranks.iter().position(|rank| rank.number == number) else {
+            return false;
+        };
+        let (world, restarts) = (self.part.world, self.ranks[local].restarts);
+        let what = format!(
+            "rank {number} of {world} failed after {}: {how}",
+            self.ran(local)
+        );
+        // A rank that has ended well meets no other one again.
+        if well > 0 || restarts >= self.options.restarts {
+            say(&format!("{what}; the others go on"));
+            return true;
+        }
+        match self.start_again(local) {
+            Ok(()) => {
+                let most = self.options.restarts;
+                say(&format!(
+                    "{what}; started again ({} of {most})",
+                    restarts + 1
+                ));
+                true
+            }
+            Err(error) => {
+                say(&format!("{what}; it cannot be started again: {error}"));
+                false
+            }
+        }
+    }
+
+    /// How long the rank with this number on this host has run.
+    fn ran(&self, local: usize) -> String {
+        let after = self.ranks[local].ended.map(|ended| ended.after);
+        report::seconds(after.unwrap_or_default())
+    }
+
+    /// Starts a rank again that has ended.
+    fn start_again(&mut self, local: usize) -> io::Result<()> {
+        let mut command = self.command(local as u16);
+        if let Some(ways) = &self.ways {
+            ways.lead(self.ranks[local].number, &mut command)?;
+        }
+        // What it had started, and has left behind, is nobody's.
+        self.ranks[local].signal_group(Signal::KILL);
+        let pid = Pid::from_child(&command.spawn()?);
+        let rank = &mut self.ranks[local];
+        rank.pid = pid;
+        rank.restarts += 1;
+        rank.ended = None;
+        Ok(())
     }
 
     fn signal_ranks(&self, signal: Signal) {

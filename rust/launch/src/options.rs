@@ -45,6 +45,16 @@ pub(crate) struct Options {
     #[arg(long = "env", value_name = "NAME[=VALUE]", requires = "hosts")]
     pub(crate) variables: Vec<OsString>,
 
+    /// Go on while so many ranks run: one that fails is started again, and the others are not ended. For programs that
+    /// take it in, see docs/faults.md
+    #[arg(long, value_name = "RANKS", conflicts_with_all = ["hosts", "part"],
+          value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
+    pub(crate) min: Option<u16>,
+
+    /// How often one rank is started again
+    #[arg(long, value_name = "TIMES", default_value = "3", requires = "min")]
+    pub(crate) restarts: u16,
+
     /// The ranks are a part of a job; which one, comes by the standard input. For the launcher's own use
     #[arg(long, hide = true, conflicts_with_all = ["ranks", "hosts"])]
     pub(crate) part: bool,
@@ -176,7 +186,8 @@ this one. Their variables are those of the host, and from here PATH, LD_LIBRARY_
 with UNISONO_, PYTHON, OMP_, TORCH, NCCL_ or GLOO_. The secret goes through ssh and not over a command line.
 
 When a rank fails, the others are ended. The exit status is that of the rank that failed first, or 128 and the number \
-of the signal that ended it. What the ranks started ends with them.
+of the signal that ended it. What the ranks started ends with them. With --min the others go on while there are so \
+many, and the rank is started again unless one has ended well; if enough end well the status is 0.
 
 A .py file and the module of -m are run by the Python that unisono is installed in, and a line says so where another is \
 first on PATH. A unisono that came without Python takes the python3 that is first on PATH.
@@ -186,6 +197,7 @@ Examples:
   unisono launch -n 2 train.py --epochs 3
   unisono launch -n 2 -m package.train
   unisono launch -n 4 --output logs ./program
+  unisono launch -n 4 --min 3 train.py
   unisono launch --hosts node1,node2 -n 4 train.py";
 
 /// The command line of `unisono launch`.
@@ -229,6 +241,12 @@ impl Options {
                 "how many ranks {host} gets is not said: write {host}:2, or -n 2 for all\n"
             );
             return Err(command().error(ErrorKind::MissingRequiredArgument, why));
+        }
+        if let (Some(min), Some(ranks)) = (self.min, self.ranks)
+            && min > ranks
+        {
+            let why = format!("--min {min} is more than the {ranks} ranks of -n\n");
+            return Err(command().error(ErrorKind::ValueValidation, why));
         }
         for (number, host) in self.hosts.iter().enumerate() {
             if self.hosts[..number]
@@ -337,6 +355,10 @@ mod tests {
             &["-n", "2", "--grace", "inf", "program"],
             &["-n", "2", "--port", "0", "program"],
             &["-n", "2", "--nonsense", "program"],
+            &["-n", "2", "--min", "0", "program"],
+            &["-n", "2", "--min", "3", "program"],
+            &["-n", "2", "--restarts", "3", "program"],
+            &["--hosts", "a:2,b:2", "--min", "3", "program"],
             &["--hosts", "a", "program"],
             &["--hosts", "a:2,b", "program"],
             &["--hosts", "a:0", "program"],

@@ -4,11 +4,12 @@
 //! rank. A part of a line waits for the rest of it, so lines of different ranks never mix. On a terminal, a line that a
 //! rank keeps overwriting (a progress bar) is shown as it stands, below the others.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, PipeWriter, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -26,7 +27,7 @@ const LONGEST_LINE: usize = 1 << 20;
 
 /// Where the ranks' output goes, while they are being started.
 pub(crate) struct Outputs {
-    output: Output,
+    pub(crate) ways: Ways,
     prefixes: Prefixes,
     sources: Vec<Source>,
     is_writing: Arc<AtomicBool>,
@@ -38,7 +39,10 @@ impl Outputs {
             fs::create_dir_all(folder)?;
         }
         Ok(Self {
-            output,
+            ways: Ways {
+                output,
+                pipes: BTreeMap::new(),
+            },
             prefixes: Prefixes::new(world),
             sources: Vec::new(),
             is_writing: Arc::default(),
@@ -48,7 +52,10 @@ impl Outputs {
     /// Of the launchers of several hosts, whose lines have a prefix already if they are to have one.
     pub(crate) fn of_hosts(output: &Output) -> Self {
         Self {
-            output: output.clone(),
+            ways: Ways {
+                output: output.clone(),
+                pipes: BTreeMap::new(),
+            },
             prefixes: Prefixes { width: None },
             sources: Vec::new(),
             is_writing: Arc::default(),
@@ -60,57 +67,55 @@ impl Outputs {
         Arc::clone(&self.is_writing)
     }
 
-    /// Prepares the output of `rank`, which `command` will start.
-    pub(crate) fn prepare(&self, rank: u16, command: &mut Command) -> io::Result<()> {
-        match &self.output {
+    /// Prepares the output of `rank`, which `command` will start for the first time.
+    pub(crate) fn prepare(&mut self, rank: u16, command: &mut Command) -> io::Result<()> {
+        match &self.ways.output {
             Output::Plain => {}
             Output::Prefix => {
-                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+                let ((out, to_out), (err, to_err)) = (io::pipe()?, io::pipe()?);
+                self.add(rank, out.into(), Stream::Out, None);
+                self.add(rank, err.into(), Stream::Err, None);
+                self.ways.pipes.insert(rank, [to_out, to_err]);
             }
             Output::Folder(folder) => {
-                let [out, err] = files(folder, rank);
-                command
-                    .stdout(File::create(out)?)
-                    .stderr(File::create(err)?);
+                for file in files(folder, rank) {
+                    File::create(file)?;
+                }
             }
         }
-        Ok(())
-    }
-
-    /// Takes over the pipes of `rank`, which was started.
-    pub(crate) fn adopt(&mut self, rank: u16, child: &mut Child) {
-        self.add(rank, child, None);
+        self.ways.lead(rank, command)
     }
 
     /// Takes over the pipes of what reaches `host`. Whatever comes before its launcher has its order is the host's own, and
     /// goes to the errors.
     pub(crate) fn adopt_host(&mut self, host: u16, child: &mut Child) {
-        self.add(host, child, Some(host));
+        if let Some(out) = child.stdout.take() {
+            self.add(host, out.into(), Stream::Out, Some(host));
+        }
+        if let Some(err) = child.stderr.take() {
+            self.add(host, err.into(), Stream::Err, None);
+        }
     }
 
-    fn add(&mut self, number: u16, child: &mut Child, host: Option<u16>) {
-        let out = child.stdout.take().map(|pipe| (pipe.into(), Stream::Out));
-        let err = child.stderr.take().map(|pipe| (pipe.into(), Stream::Err));
-        let pipes: [Option<(OwnedFd, Stream)>; 2] = [out, err];
-        let is_plain = self.output == Output::Plain;
-        self.sources
-            .extend(pipes.into_iter().flatten().map(|(pipe, stream)| Source {
-                rank: number,
-                stream,
-                pipe: pipe.into(),
-                pending: Vec::new(),
-                greeting: host.filter(|_| stream == Stream::Out),
-                is_plain,
-            }));
+    fn add(&mut self, number: u16, pipe: OwnedFd, stream: Stream, greeting: Option<u16>) {
+        self.sources.push(Source {
+            rank: number,
+            stream,
+            pipe: pipe.into(),
+            pending: Vec::new(),
+            greeting,
+            is_plain: self.ways.output == Output::Plain,
+        });
     }
 
-    /// Writes what the ranks print until all of it is written, and then tells `done`.
-    pub(crate) fn start(self, done: Sender<Event>) -> io::Result<()> {
+    /// Writes what the ranks print until all of it is written, and then tells `done`. It is not, as long as the returned ways
+    /// are kept.
+    pub(crate) fn start(self, done: Sender<Event>) -> io::Result<Ways> {
         let Self {
+            ways,
             prefixes,
             mut sources,
             is_writing,
-            ..
         } = self;
         thread::Builder::new()
             .name("output".to_owned())
@@ -130,6 +135,33 @@ impl Outputs {
                 // The receiver is gone when the launcher was asked to end at once.
                 let _ = done.send(Event::Printed);
             })?;
+        Ok(ways)
+    }
+}
+
+/// The ways of the ranks' output, by which a rank that is started again goes on.
+pub(crate) struct Ways {
+    output: Output,
+    /// Of each rank that has them: to the output, and to the errors.
+    pipes: BTreeMap<u16, [PipeWriter; 2]>,
+}
+
+impl Ways {
+    /// `rank` has been started, and will not be again.
+    pub(crate) fn let_go(&mut self, rank: u16) {
+        self.pipes.remove(&rank);
+    }
+
+    /// Leads the output of `rank`, which `command` will start, to where it goes.
+    pub(crate) fn lead(&self, rank: u16, command: &mut Command) -> io::Result<()> {
+        if let Some([out, err]) = self.pipes.get(&rank) {
+            command.stdout(out.try_clone()?).stderr(err.try_clone()?);
+        }
+        if let Output::Folder(folder) = &self.output {
+            let [out, err] =
+                files(folder, rank).map(|file| File::options().append(true).open(file));
+            command.stdout(out?).stderr(err?);
+        }
         Ok(())
     }
 }

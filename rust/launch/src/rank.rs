@@ -14,6 +14,8 @@ use crate::signals::{is_for_group, name};
 pub(crate) struct Rank {
     pub(crate) number: u16,
     pub(crate) pid: Pid,
+    /// How often it was started again.
+    pub(crate) restarts: u16,
     pub(crate) ended: Option<Ended>,
 }
 

@@ -177,6 +177,7 @@ mod tests {
             .map(|(ending, number)| Rank {
                 number,
                 pid: getpid(),
+                restarts: 0,
                 ended: ended(ending),
             })
             .collect()

@@ -10,8 +10,8 @@ use unisono::config::Config;
 use unisono::error::Error;
 use unisono::fence::guard;
 use unisono::locks::Mutex;
+use unisono::rendezvous::MeetingPlace;
 use unisono::rendezvous::launcher::{self, Launch};
-use unisono::rendezvous::{self, Meeting};
 
 use crate::errors::{exception, invalid};
 use crate::running::{Call, Seconds, elsewhere, finish, run, start};
@@ -38,18 +38,14 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// A group, and on the rank that serves it the store that the others may still need to join.
+/// A group.
 pub(crate) struct Shared {
     pub(crate) comm: unisono::Communicator,
-    meeting: Mutex<Option<Meeting>>,
 }
 
 impl Shared {
-    fn register(comm: unisono::Communicator, meeting: Option<Meeting>) -> Arc<Self> {
-        let shared = Arc::new(Self {
-            comm,
-            meeting: Mutex::new(meeting),
-        });
+    fn register(comm: unisono::Communicator) -> Arc<Self> {
+        let shared = Arc::new(Self { comm });
         let mut open = OPEN.lock();
         open.retain(|known| known.strong_count() > 0);
         open.push(Arc::downgrade(&shared));
@@ -60,7 +56,6 @@ impl Shared {
         // In a forked child it is left alone, with all that belongs to it.
         if self.comm.check_process().is_ok() {
             self.comm.close();
-            drop(self.meeting.lock().take());
         }
     }
 }
@@ -153,12 +148,12 @@ fn init(
     let launch = identify(url.is_some(), rank, world_size).map_err(fail)?;
     let join = move || {
         let (rank, world) = (launch.rank, launch.world);
-        let meeting = match &url {
-            Some(url) => rendezvous::open_url(url, rank, world, &config)?,
-            None => rendezvous::open_launch(&launch, &config)?,
+        let place = match url {
+            Some(url) => MeetingPlace::Url(url, world),
+            None => MeetingPlace::Launch(launch),
         };
-        let comm = unisono::Communicator::join(meeting.store(), rank, world, config)?;
-        Ok(Shared::register(comm, meeting.joined()))
+        let comm = unisono::Communicator::meet(place, (rank, world), config)?;
+        Ok(Shared::register(comm))
     };
     Ok(Communicator {
         shared: elsewhere(py, join, || {})?,
@@ -221,7 +216,7 @@ fn identify(
 }
 
 /// A group of ranks that communicate; `init` makes one, `split` divides one, `shrink` goes on without
-/// ranks that are gone.
+/// ranks that are gone, `grow` takes in others.
 ///
 /// All ranks of a group call the same collectives in the same order. Sends and receives are matched
 /// by rank and tag instead. Several threads may use a communicator at once, as long as the order of
@@ -367,7 +362,7 @@ impl Communicator {
         let shared = Arc::clone(&self.shared);
         let split = move || {
             let part = shared.comm.split(color, key)?;
-            Ok(part.map(|comm| Shared::register(comm, None)))
+            Ok(part.map(Shared::register))
         };
         let part = elsewhere(py, split, || self.core().abort("interrupted in split"))?;
         Ok(part.map(|shared| Self { shared }))
@@ -423,14 +418,85 @@ impl Communicator {
         let usual = self.core().config().join_timeout.duration();
         let patience = timeout.map_or(usual, |Seconds(limit)| limit);
         let shared = Arc::clone(&self.shared);
-        let shrink = move || {
-            Ok(Shared::register(
-                shared.comm.shrink(&excluded, patience)?,
-                None,
-            ))
-        };
+        let shrink = move || Ok(Shared::register(shared.comm.shrink(&excluded, patience)?));
         let interrupt = || self.core().abort("interrupted in shrink");
         elsewhere(py, shrink, interrupt).map(|shared| Self { shared })
+    }
+
+    /// Make a communicator of these ranks and of processes that come, such as those that take the places of
+    /// ranks that are gone. All ranks of this one call it; a process that comes calls `init`.
+    ///
+    /// Each rank has the number that it had when the job began, and those that come have the rest: they
+    /// say theirs to `init`, as at the start. All ranks get the new communicator or none does. In vain it may
+    /// be called again, or this communicator, which stays as it is, serves on. Close it when nothing needs
+    /// it.
+    ///
+    /// Parameters
+    /// ----------
+    /// world_size : int, optional
+    ///     How many ranks there will be. Without it, as many as met before.
+    /// url : str, optional
+    ///     Where they meet, as for `init`. Without it, where the ranks of this communicator met, unless
+    ///     that was a file, which has to be new.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds to wait for those that come. Without it, as long as joining may take.
+    ///
+    /// Returns
+    /// -------
+    /// Communicator
+    ///     The group of all. Its `newcomers` are the ranks that came.
+    ///
+    /// Raises
+    /// ------
+    /// InvalidArgumentError
+    ///     There is no place to meet, nobody is missing, or a rank's number is not below `world_size`.
+    /// TimeoutError
+    ///     Not all came, or a rank of this communicator has not called it; names such ranks.
+    /// AbortedError
+    ///     Another rank of this communicator did not meet those that came.
+    /// PeerLostError
+    ///     A rank of this communicator was lost meanwhile: `shrink` it, and call it again.
+    ///
+    /// Examples
+    /// --------
+    /// >>> try:
+    /// ...     comm.all_reduce(gradients)
+    /// ... except unisono.Error:
+    /// ...     comm = comm.shrink().grow()
+    #[pyo3(signature = (world_size=None, *, url=None, timeout=None))]
+    fn grow(
+        &self,
+        py: Python<'_>,
+        world_size: Option<i64>,
+        url: Option<String>,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Self> {
+        let world = world_size
+            .map(|world| {
+                usize::try_from(world)
+                    .map_err(|_| invalid(py, format!("grow: a world size of {world} is none")))
+            })
+            .transpose()?;
+        let place = url.map(|url| MeetingPlace::Url(url, world.unwrap_or(0)));
+        if place.is_some() && world.is_none() {
+            return Err(invalid(
+                py,
+                "grow: with a url it needs the world_size".to_owned(),
+            ));
+        }
+        let usual = self.core().config().join_timeout.duration();
+        let patience = timeout.map_or(usual, |Seconds(limit)| limit);
+        let shared = Arc::clone(&self.shared);
+        let grow = move || Ok(Shared::register(shared.comm.grow(place, world, patience)?));
+        let interrupt = || self.core().abort("interrupted in grow");
+        elsewhere(py, grow, interrupt).map(|shared| Self { shared })
+    }
+
+    /// The ranks that came when this communicator formed: all of them if `init` made it, those that came
+    /// to the others if `grow` did, else none.
+    #[getter]
+    fn newcomers(&self) -> Vec<usize> {
+        self.core().newcomers().to_vec()
     }
 
     /// Of a communicator that `shrink` made: the number that each of its ranks had before; else None.

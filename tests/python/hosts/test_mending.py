@@ -191,5 +191,5 @@ def test_another_interface_takes_over(how, tmp_path):
             more = {"UNISONO_INTERFACE": "eth0,eth1"}
             values = run(net, 2, "exchange", str(tmp_path), 4.0, **more)
             ends = run.output
-    assert all(rounds > 3 for rounds, _ in values), values
+    assert all(rounds > 3 for rounds, _ in values), f"{values}\n{ends}"
     assert "a connection broke and was made again" in ends

@@ -58,7 +58,7 @@ def test_gloo_stays_where_nobody_asks() -> None:
         results = run_ranks(2, target(by_name), "gloo", env=env, torch=True)
         for result in results:
             assert result.value["served"] == ["gloo", "gloo"]
-            assert "unisono" not in result.output
+            assert "unisono:" not in result.output
 
 
 def test_a_value_that_means_nothing_is_named() -> None:

@@ -1,12 +1,15 @@
 //! The group and its collectives: what the three doors call.
 
+mod bytes;
 mod candidate;
+mod grow;
 mod int8;
 mod messages;
 mod shrink;
 mod work;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 pub use self::candidate::Candidate;
@@ -14,6 +17,7 @@ use self::shrink::{Former, Shrinking};
 pub use self::work::Work;
 use crate::config::Config;
 use crate::device::{self, Devices};
+use crate::engine::bootstrap::Comer;
 use crate::engine::{Completion, Group, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::fence::{self, contained};
@@ -23,6 +27,7 @@ use crate::locks::Mutex;
 #[cfg(any(test, fuzzing))]
 use crate::plan::cost::Rounded;
 use crate::rendezvous::store::Store;
+use crate::rendezvous::{Meeting, MeetingPlace};
 use crate::types::{Collective, Rank};
 
 /// A group of ranks that communicate.
@@ -41,12 +46,31 @@ pub struct Communicator {
     /// The agreement of the ranks that are left, once it has been called for.
     shrinking: Own<Mutex<Option<Arc<Shrinking>>>>,
     former: Option<Former>,
+    /// The ranks that came when it formed, if it formed by a meeting.
+    newcomers: Vec<Rank>,
+    /// Where its ranks met, and will meet others.
+    place: Option<MeetingPlace>,
+    /// On the rank that serves the store: others may still need it to join.
+    meeting: Mutex<Option<Meeting>>,
+    /// How often rank 0 has called for a vote on growing.
+    votes: AtomicU64,
 }
 
 impl Communicator {
     #[cfg(any(test, fuzzing))]
     pub(crate) fn group(&self) -> &Group {
         &self.group
+    }
+
+    /// Forms a group of `world` ranks that meet at `place`. Blocks until all have come. Where this process serves the store, it
+    /// does so until all have joined or the communicator is closed.
+    ///
+    /// # Errors
+    /// As [`MeetingPlace::open`] and [`join`](Self::join).
+    pub fn meet(place: MeetingPlace, (rank, world): (Rank, usize), config: Config) -> Result<Self> {
+        let meeting = place.open(rank, world, &config)?;
+        let comm = Self::join(meeting.store(), rank, world, config)?;
+        Ok(comm.at(place.of(world), meeting))
     }
 
     /// Forms a group of `world` ranks that meet through `store`. Blocks until all have come.
@@ -72,8 +96,12 @@ impl Communicator {
         heap::configure(&config);
         let place = (rank, numbers.len());
         let patience = config.join_timeout.duration();
-        let group = Group::join(store, place, Some(numbers), (config, patience))?;
-        Ok(Self::new(group))
+        let comer = Comer {
+            numbers: Some(numbers),
+            ..Comer::new(place)
+        };
+        let group = Group::join(store, &comer, (config, patience))?;
+        Ok(Self::met(group))
     }
 
     /// As [`join`](Self::join), but it may take as long as `patience`. Links that open later have the time of the setting.
@@ -84,8 +112,9 @@ impl Communicator {
         patience: Duration,
     ) -> Result<Self> {
         heap::configure(&config);
-        let group = Group::join(store, (rank, world), None, (config, patience))?;
-        Ok(Self::new(group))
+        let comer = Comer::new((rank, world));
+        let group = Group::join(store, &comer, (config, patience))?;
+        Ok(Self::met(group))
     }
 
     /// `world` communicators inside this process, one per thread that plays a rank. For tests and tools.
@@ -114,8 +143,27 @@ impl Communicator {
             levels: Own::new(int8::Levels::default()),
             shrinking: Own::new(Mutex::new(None)),
             former: None,
+            newcomers: Vec::new(),
+            place: None,
+            meeting: Mutex::new(None),
+            votes: AtomicU64::new(0),
             group: Own::new(group),
         }
+    }
+
+    /// Of a group that formed by a meeting.
+    fn met(group: Arc<Group>) -> Self {
+        let newcomers = group.membership.members.newcomers();
+        let mut comm = Self::new(group);
+        comm.newcomers = newcomers;
+        comm
+    }
+
+    /// Its ranks have met here.
+    fn at(mut self, place: MeetingPlace, meeting: Meeting) -> Self {
+        self.place = Some(place);
+        self.meeting = Mutex::new(meeting.joined());
+        self
     }
 
     /// The settings that it was made with.
@@ -289,7 +337,44 @@ impl Communicator {
         let (group, former) = shrink::shrink(&self.group, &self.shrinking, wish)?;
         let mut shrunk = Self::new(group);
         shrunk.former = Some(former);
+        shrunk.place = self.place.clone();
         Ok(shrunk)
+    }
+
+    /// A communicator of `world` ranks: those of this one and others, which come as at the start of the job, to `place`. Blocks
+    /// until all are there, at most `patience`. All ranks of this one call it with the same arguments. Each rank has the number
+    /// that it had at the start of the job, and those that come have the rest, so a process may take the place of one that is
+    /// gone. Without `place` they meet where this one's ranks met, and without `world` they are as many as met there.
+    ///
+    /// All ranks get the new communicator or none does; in vain, they may call it again or go on with this one, which stays as
+    /// it is: close it when it is not needed any more.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where it is not known where to meet, or all are there, or the number of a rank is not below `world`;
+    /// `Timeout` naming ranks that did not come or did not call it; `Aborted` where another rank of this communicator has failed
+    /// to meet those that come; and the first cause of this communicator's failure, if it fails meanwhile.
+    pub fn grow(
+        &self,
+        place: Option<MeetingPlace>,
+        world: Option<usize>,
+        patience: Duration,
+    ) -> Result<Self> {
+        let is_given = place.is_some();
+        let place = place.or_else(|| self.place.clone());
+        let place = place.filter(|place| is_given || !place.is_for_once());
+        let place = place.ok_or_else(|| {
+            Error::invalid(
+                "grow: the ranks of this communicator have met where those that come cannot meet them (a file, an id, a store of the                  program, another communicator): give the URL of a place, and those that come the same one",
+            )
+        })?;
+        let world = world.unwrap_or_else(|| place.world());
+        grow::grow(self, &place, world, patience)
+    }
+
+    /// The ranks that came when this communicator formed: all of them, or those that a smaller one [took in](Self::grow). Of
+    /// one that was split or shrunk from another there are none.
+    pub fn newcomers(&self) -> &[Rank] {
+        &self.newcomers
     }
 
     /// The number that each rank had in the communicator that this one was [shrunk](Self::shrink) from; `None` for others.
@@ -393,6 +478,9 @@ impl Communicator {
         self.levels.each().for_each(Self::close);
         self.group.close();
         self.levels.each().for_each(Self::close);
+        if self.check_process().is_ok() {
+            drop(self.meeting.lock().take());
+        }
     }
 
     /// The agreement of the ranks that are left, if it has begun in this process.

@@ -5,13 +5,12 @@
 //! live another one takes its place. A message that comes is handled by the thread that tells of completions, so a rank goes on
 //! answering the others when its own call has returned.
 
-use std::cell::UnsafeCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::buffer::Memory;
+use super::bytes::Bytes;
 use crate::descriptors;
 use crate::engine::membership::agreement::{Action, Agreement, Event, Loss, Outcome};
 use crate::engine::membership::message::{Decision, Message, Refusal};
@@ -76,32 +75,6 @@ struct Pair {
 impl fmt::Debug for Shrinking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Shrinking({:?})", self.state.lock().agreement)
-    }
-}
-
-/// The bytes of a message under way, which the engine reads or writes until its operation has ended.
-struct Bytes(UnsafeCell<Vec<u8>>);
-
-// SAFETY: the engine alone touches the bytes until the operation that they were given to has ended; then its completion has
-// them, and nothing else does.
-unsafe impl Sync for Bytes {}
-
-impl Bytes {
-    /// The bytes, and a view for an operation whose completion keeps them.
-    fn lend(mut bytes: Vec<u8>) -> (Arc<Self>, Memory) {
-        let (start, length) = (bytes.as_mut_ptr(), bytes.len());
-        // SAFETY: the completion of the operation keeps them until it has ended, and nothing else has them.
-        let memory = unsafe { Memory::from_raw_parts(start, length) };
-        (Arc::new(Self(UnsafeCell::new(bytes))), memory)
-    }
-
-    /// A copy.
-    ///
-    /// # Safety
-    /// The operation that they were lent to has ended.
-    unsafe fn read(&self) -> Vec<u8> {
-        // SAFETY: the engine has let go of them.
-        unsafe { (&*self.0.get()).clone() }
     }
 }
 

@@ -14,6 +14,8 @@ pub(crate) struct Member {
     pub(crate) label: String,
     /// Its number in the group of the whole job, which users and launchers know it by.
     pub(crate) global: Rank,
+    /// It was not in the group that took in others by forming this one.
+    pub(crate) is_new: bool,
     /// Where it listens; `None` inside one process.
     pub(crate) address: Option<Address>,
 }
@@ -29,6 +31,18 @@ impl Members {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Member> {
         self.0.iter().map(|member| &**member)
+    }
+
+    /// Their numbers in the whole job.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = Rank> {
+        self.iter().map(|member| member.global)
+    }
+
+    /// Those that were not in the group that took in others by forming this one.
+    pub(crate) fn newcomers(&self) -> Vec<Rank> {
+        let ranks = self.iter().enumerate();
+        let new = ranks.filter(|(_, member)| member.is_new);
+        new.map(|(rank, _)| rank).collect()
     }
 
     /// Those of some of these ranks, in their order.
@@ -95,6 +109,7 @@ impl Members {
         let member = |global| Member {
             label: format!("host h{global}, pid {}", 100 + global),
             global,
+            is_new: false,
             address: None,
         };
         numbers.into_iter().map(member).collect()

@@ -254,6 +254,7 @@ fn row() -> super::records::Row {
         attempt: [3; 16],
         pid: 7,
         node: Some(1),
+        is_new: true,
         host: "h".into(),
         hostname: "n".into(),
         address: vec![1, 2],

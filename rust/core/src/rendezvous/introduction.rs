@@ -29,6 +29,8 @@ pub struct Introduction {
     pub pid: u32,
     /// The memory node of its host that it is bound to, where there are several.
     pub node: Option<u16>,
+    /// It was not in the group that takes in others by this one.
+    pub is_new: bool,
     /// Where the others reach this rank; opaque here, at most 4096 bytes.
     pub address: Vec<u8>,
     /// The settings that must be the same on every rank.
@@ -49,7 +51,7 @@ pub struct Introduction {
 
 impl Introduction {
     /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`, on a machine with
-    /// one memory node. It has the key pair of this process, and no secret.
+    /// one memory node, new to the others. It has the key pair of this process, and no secret.
     ///
     /// # Errors
     /// `System` when the operating system gives no random bytes.
@@ -62,6 +64,7 @@ impl Introduction {
             hostname: hostname(),
             pid: std::process::id(),
             node: None,
+            is_new: true,
             address,
             settings: settings
                 .map(|(name, value)| (name.to_owned(), value))
@@ -117,6 +120,7 @@ impl Introduction {
                 attempt: self.attempt,
                 pid: self.pid,
                 node: self.node,
+                is_new: self.is_new,
                 host: self.host.clone(),
                 hostname: self.hostname.clone(),
                 address: self.address.clone(),

@@ -15,6 +15,7 @@ use super::secret::Secret;
 use super::store::Store;
 use super::tcp::server::TcpStoreServer;
 use super::tcp::store::{StoreKey, TcpStore, split_address};
+use super::unique_id::UniqueId;
 use super::{left_key, roster};
 use crate::config::Config;
 use crate::descriptors;
@@ -30,22 +31,74 @@ const FAREWELL: Duration = Duration::from_secs(3);
 /// Dropping it says that this rank needs it no longer, its attempt to join having ended well or not. On the rank that
 /// serves the store, waits up to 3 s until all ranks that came have said so, and ends it.
 pub struct Meeting {
-    place: Place,
+    opened: Opened,
     rank: Rank,
     world: usize,
     /// The process that opened it: a forked child shares its connections and must not speak over them.
     home: Home,
 }
 
-enum Place {
+enum Opened {
     Tcp(Box<TcpStore>),
     Other(Box<dyn Store>),
 }
 
+/// Where the ranks of a job meet: at the start, and again when processes come that take the places of others.
+#[derive(Clone, Debug)]
+pub enum MeetingPlace {
+    /// Where the launcher says.
+    Launch(Launch),
+    /// At a URL, as for [`open_url`], as many ranks as this.
+    Url(String, usize),
+    /// Where the process that made the id serves, once.
+    Id(UniqueId),
+}
+
+impl MeetingPlace {
+    /// How many ranks meet there, unless one says otherwise.
+    pub fn world(&self) -> usize {
+        match self {
+            Self::Launch(launch) => launch.world,
+            Self::Url(_, world) => *world,
+            Self::Id(_) => 0,
+        }
+    }
+
+    /// The same for so many ranks.
+    pub(crate) fn of(&self, world: usize) -> Self {
+        match self {
+            Self::Launch(launch) => Self::Launch(launch.of(launch.rank, world)),
+            Self::Url(url, _) => Self::Url(url.clone(), world),
+            Self::Id(id) => Self::Id(*id),
+        }
+    }
+
+    /// Opens the store there.
+    ///
+    /// # Errors
+    /// As [`open_launch`] and [`open_url`].
+    pub fn open(&self, rank: Rank, world: usize, config: &Config) -> Result<Meeting> {
+        match self {
+            Self::Launch(launch) => open_launch(&launch.of(rank, world), config),
+            Self::Url(url, _) => open_url(url, rank, world, config),
+            Self::Id(id) => id.open(rank, world, config.join_timeout.duration()),
+        }
+    }
+
+    /// Whether ranks meet there once: others would find there the entries of those before, or nothing.
+    pub(crate) fn is_for_once(&self) -> bool {
+        match self {
+            Self::Launch(_) => false,
+            Self::Url(url, _) => url.starts_with("file:"),
+            Self::Id(_) => true,
+        }
+    }
+}
+
 impl Meeting {
-    fn new(place: Place, rank: Rank, world: usize) -> Self {
+    fn new(opened: Opened, rank: Rank, world: usize) -> Self {
         Self {
-            place,
+            opened,
             rank,
             world,
             home: Home::here(),
@@ -62,14 +115,14 @@ impl Meeting {
             }
             None => store.until(Instant::now().checked_add(patience)),
         };
-        Self::new(Place::Tcp(Box::new(store)), rank, world)
+        Self::new(Opened::Tcp(Box::new(store)), rank, world)
     }
 
     /// The store.
     pub fn store(&self) -> &dyn Store {
-        match &self.place {
-            Place::Tcp(store) => &**store,
-            Place::Other(store) => &**store,
+        match &self.opened {
+            Opened::Tcp(store) => &**store,
+            Opened::Other(store) => &**store,
         }
     }
 
@@ -77,8 +130,8 @@ impl Meeting {
     /// while the communicator is open. The server ends by itself when all have joined.
     #[must_use]
     pub fn joined(self) -> Option<Self> {
-        match &self.place {
-            Place::Tcp(store) if store.server().is_some() => {
+        match &self.opened {
+            Opened::Tcp(store) if store.server().is_some() => {
                 // Else it ends when it is dropped.
                 let _ = store.set(&left_key(self.rank), self.world.to_string().as_bytes());
                 Some(self)
@@ -101,7 +154,7 @@ impl std::fmt::Debug for Meeting {
 impl Drop for Meeting {
     fn drop(&mut self) {
         // Only what is served over the network ends with a process.
-        let Place::Tcp(store) = &self.place else {
+        let Opened::Tcp(store) = &self.opened else {
             return;
         };
         let has_ended = store.server().is_some_and(TcpStoreServer::has_ended);
@@ -162,7 +215,7 @@ pub fn open_url(url: &str, rank: Rank, world: usize, config: &Config) -> Result<
         }
         let patience = config.join_timeout.duration();
         let store = Box::new(FileStore::open_within(path, patience)?);
-        return Ok(Meeting::new(Place::Other(store), rank, world));
+        return Ok(Meeting::new(Opened::Other(store), rank, world));
     }
     Err(wrong("the scheme is unknown"))
 }
@@ -176,7 +229,7 @@ pub fn open_launch(launch: &Launch, config: &Config) -> Result<Meeting> {
     match &launch.master {
         _ if world == 1 => {
             let store = Box::new(MemoryStore::default());
-            Ok(Meeting::new(Place::Other(store), rank, world))
+            Ok(Meeting::new(Opened::Other(store), rank, world))
         }
         Some(master) => {
             let secrets = [users_secret(config)?, launch.secret.clone()];
@@ -262,7 +315,7 @@ mod tests {
 
     /// The store of `meeting` ends without further doing.
     fn assert_closes(meeting: &Meeting) {
-        let Place::Tcp(store) = &meeting.place else {
+        let Opened::Tcp(store) = &meeting.opened else {
             panic!("served over TCP");
         };
         let begun = Instant::now();

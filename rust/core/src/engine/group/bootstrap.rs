@@ -42,15 +42,39 @@ static SAID_UNPROVEN: AtomicBool = AtomicBool::new(false);
 /// The tag of monitored barriers, out of the range of users' tags.
 const BARRIER_TAG: u64 = u64::MAX;
 
+/// A process that comes to a store to form a group.
+pub(crate) struct Comer<'a> {
+    /// Its rank, and how many there are.
+    pub(crate) place: (Rank, usize),
+    /// The numbers of all ranks in the whole job, where that has more of them.
+    pub(crate) numbers: Option<&'a [Rank]>,
+    /// It was not in the group that takes in others by this one.
+    pub(crate) is_new: bool,
+}
+
+impl Comer<'_> {
+    /// Of a group that is the whole job, and has not been before.
+    pub(crate) fn new(place: (Rank, usize)) -> Self {
+        Self {
+            place,
+            numbers: None,
+            is_new: true,
+        }
+    }
+}
+
 impl Group {
-    /// Forms a group through a store, which may take as long as `patience`. `numbers`: those of its ranks in the whole job,
-    /// where that has more ranks.
+    /// Forms a group through a store, which may take as long as `patience`.
     pub(crate) fn join(
         store: &dyn Store,
-        (rank, world): (Rank, usize),
-        numbers: Option<&[Rank]>,
+        comer: &Comer<'_>,
         (config, patience): (Config, Duration),
     ) -> Result<Arc<Self>> {
+        let &Comer {
+            place: (rank, world),
+            numbers,
+            is_new,
+        } = comer;
         if world == 0 || rank >= world {
             return Err(Error::invalid(format!(
                 "rank {rank} is out of range for a group of {world} ranks"
@@ -64,7 +88,8 @@ impl Group {
         let mut endpoint = Endpoint::global(&options)?;
         let address = endpoint.address();
         let secret = secret(store.secret(), &config)?;
-        let me = introduction((rank, world), address, secret, &config)?;
+        let mut me = introduction((rank, world), address, secret, &config)?;
+        me.is_new = is_new;
         let price = |members: &[Introduced]| price(&endpoint, members);
         let roster = roster::join(store, &me, patience, &price);
         let roster = roster.map_err(|error| clarify(error, numbers))?;
@@ -139,6 +164,7 @@ impl Group {
         let member = |rank| Member {
             label: format!("thread {rank} of pid {}", std::process::id()),
             global: rank,
+            is_new: false,
             address: None,
         };
         let world = topology.host_of.len();
@@ -340,6 +366,7 @@ pub(crate) fn introduced(roster: &Roster, numbers: Option<&[Rank]>) -> Result<Me
         Ok(Member {
             label: format!("host {}, pid {}", member.hostname, member.pid),
             global: number_of(member.rank, numbers),
+            is_new: member.is_new,
             address: Some(address),
         })
     };
@@ -587,8 +614,9 @@ mod tests {
         let groups = thread::scope(|scope| {
             let join = |rank| {
                 let (store, config) = (&store, config.clone());
-                scope
-                    .spawn(move || Group::join(store, (rank, 2), None, (config, patience)).unwrap())
+                scope.spawn(move || {
+                    Group::join(store, &Comer::new((rank, 2)), (config, patience)).unwrap()
+                })
             };
             let ranks = [0, 1].map(join);
             ranks.map(|rank| rank.join().unwrap())

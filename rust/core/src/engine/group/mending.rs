@@ -50,13 +50,7 @@ impl Group {
         }
         // The other link to that peer may have suffered too, though no operation waits for it yet; and it may be the one that
         // this side opens.
-        if !doubtful.is_empty() {
-            for (_, peer, open) in core.links.iter_open() {
-                if doubtful.contains(&peer) && open.ended.is_none() {
-                    open.link.ask();
-                }
-            }
-        }
+        doubt(core, &doubtful);
         for (lane, peer, breach) in breaches {
             let socket = breach.socket;
             if let Err(error) = self.mend_in_background((lane, peer), breach)
@@ -190,6 +184,8 @@ impl Group {
         self.post_mend(place, mend);
         // One thread for each link, however many sockets come.
         let mut core = self.core.lock();
+        // The other link may have suffered too, and it may be the one that this side opens.
+        doubt(&mut core, &[peer]);
         match core.links.open(lane, peer) {
             Some(open) if !open.is_watched => open.is_watched = true,
             _ => return,
@@ -260,6 +256,18 @@ impl Group {
         drop(core);
         self.parker().unpark();
         answer
+    }
+}
+
+/// Looks at all links to these peers whether anything comes back over them.
+fn doubt(core: &mut Core, peers: &[Rank]) {
+    if peers.is_empty() {
+        return;
+    }
+    for (_, peer, open) in core.links.iter_open() {
+        if peers.contains(&peer) && open.ended.is_none() {
+            open.link.ask();
+        }
     }
 }
 

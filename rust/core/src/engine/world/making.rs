@@ -29,6 +29,7 @@ pub(super) fn groups(scenario: &Scenario, clock: &Clock) -> Result<Vec<Arc<Group
     let member = |rank| Member {
         label: format!("host {}", scenario.hosts[rank]),
         global: scenario.processes[rank],
+        is_new: false,
         address: None,
     };
     let members: Members = (0..scenario.world).map(member).collect();

@@ -53,6 +53,21 @@ pub struct Master {
 }
 
 impl Launch {
+    /// The same job with this process as `rank` of `world`. Where all ranks were on this host they still are.
+    pub(super) fn of(&self, rank: Rank, world: usize) -> Self {
+        let is_one_host = self.is_one_host(self.world);
+        Self {
+            rank,
+            world,
+            local_world: if is_one_host {
+                Some(world)
+            } else {
+                self.local_world
+            },
+            ..self.clone()
+        }
+    }
+
     /// Whether all ranks are on this host, and a group of `world` ranks is not more than those.
     pub(super) fn is_one_host(&self, world: usize) -> bool {
         world <= self.world && self.local_world == Some(self.world)

@@ -7,11 +7,11 @@
 //! ```text
 //! record:   magic (4)  flags (1: authenticated)  version  content  [HMAC-SHA256 of all before (32)]
 //! entry:    rank (4)  world (4)  process (16)  member  count (2)  {name  value}
-//! member:   public key (32)  attempt (16)  pid (4)  memory node (2, all ones: none)  host  hostname  address
+//! member:   public key (32)  attempt (16)  pid (4)  memory node (2, all ones: none)  is new (1)  host  hostname  address
 //! table:    0 (1)  costs (8)  world (4)  pages (2)  {SHA-256 of the page's record (32)}
 //! failure:  1 (1)  code (1)  peer (4, all ones: none)  message
 //! page:     hosts (4)  {host  hostname}  members (4)
-//!           {public key (32)  attempt (16)  pid (4)  memory node (2)  host's number (4)  address}
+//!           {public key (32)  attempt (16)  pid (4)  memory node (2)  is new (1)  host's number (4)  address}
 //! ```
 //!
 //! A store's value has a limit, so the members of a large group are on several pages. The table is published after them, and
@@ -98,6 +98,8 @@ pub(super) struct Row {
     pub(super) pid: u32,
     /// The memory node of its host that the rank is bound to.
     pub(super) node: Option<u16>,
+    /// It was not in the group that takes in others by this one.
+    pub(super) is_new: bool,
     pub(super) host: String,
     pub(super) hostname: String,
     pub(super) address: Vec<u8>,
@@ -306,6 +308,7 @@ fn read_row(reader: &mut Reader<'_>) -> Option<Row> {
         attempt: reader.array()?,
         pid: reader.u32()?,
         node: read_node(reader)?,
+        is_new: read_bool(reader)?,
         host: reader.text(MAX_TEXT)?,
         hostname: reader.text(MAX_TEXT)?,
         address: reader.bytes(MAX_ADDRESS)?.to_vec(),
@@ -321,11 +324,20 @@ fn read_node(reader: &mut Reader<'_>) -> Option<Option<u16>> {
     Some((node != NO_NODE).then_some(node))
 }
 
+fn read_bool(reader: &mut Reader<'_>) -> Option<bool> {
+    match reader.array::<1>()? {
+        [0] => Some(false),
+        [1] => Some(true),
+        _ => None,
+    }
+}
+
 fn put_row(to: &mut Vec<u8>, row: &Row) {
     to.extend(row.key);
     to.extend(row.attempt);
     to.extend(row.pid.to_le_bytes());
     to.extend(row.node.unwrap_or(NO_NODE).to_le_bytes());
+    to.push(row.is_new.into());
     put(to, row.host.as_bytes());
     put(to, row.hostname.as_bytes());
     put(to, &row.address);

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use super::reader::{Reader, put};
-use super::{MAX_ADDRESS, MAX_TEXT, NO_NODE, Row, read_node};
+use super::{MAX_ADDRESS, MAX_TEXT, NO_NODE, Row, read_bool, read_node};
 
 /// The smallest host and the smallest member: what a hostile count is checked against.
 const MIN_HOST: usize = 2 * 2;
-const MIN_MEMBER: usize = 32 + 16 + 4 + 2 + 4 + 2;
+const MIN_MEMBER: usize = 32 + 16 + 4 + 2 + 1 + 4 + 2;
 
 /// A page that is being written.
 #[derive(Default)]
@@ -32,6 +32,7 @@ impl<'a> Page<'a> {
         self.members.extend(row.pid.to_le_bytes());
         let node = row.node.unwrap_or(NO_NODE);
         self.members.extend(node.to_le_bytes());
+        self.members.push(row.is_new.into());
         self.members.extend(number.to_le_bytes());
         put(&mut self.members, &row.address);
         self.count += 1;
@@ -63,12 +64,14 @@ impl<'a> Page<'a> {
         let member = |_| {
             let (key, attempt) = (reader.array()?, reader.array()?);
             let (pid, node) = (reader.u32()?, read_node(reader)?);
+            let is_new = read_bool(reader)?;
             let (host, hostname) = hosts.get(reader.u32()? as usize)?;
             Some(Row {
                 key,
                 attempt,
                 pid,
                 node,
+                is_new,
                 host: host.clone(),
                 hostname: hostname.clone(),
                 address: reader.bytes(MAX_ADDRESS)?.to_vec(),

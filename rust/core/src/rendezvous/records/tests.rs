@@ -39,11 +39,13 @@ prop_compose! {
         attempt in any::<Uuid>(),
         pid in any::<u32>(),
         node in any::<Option<u16>>(),
+        is_new in any::<bool>(),
         host in text(),
         hostname in text(),
         address in prop::collection::vec(any::<u8>(), 0..100),
     ) -> Row {
-        Row { key, attempt, pid, node: node.filter(|node| *node != NO_NODE), host, hostname, address }
+        let node = node.filter(|node| *node != NO_NODE);
+        Row { key, attempt, pid, node, is_new, host, hostname, address }
     }
 }
 
@@ -237,6 +239,7 @@ fn a_page_has_its_hosts_once_and_is_the_one_that_was_named() {
         attempt: [rank; 16],
         pid: 7,
         node: None,
+        is_new: true,
         host: format!("host {} with a long name", rank / 8),
         hostname: "node".to_owned(),
         address: vec![rank; 40],

@@ -57,6 +57,8 @@ pub struct Member {
     pub pid: u32,
     /// The memory node of its host that it is bound to, where there are several.
     pub node: Option<u16>,
+    /// It was not in the group that takes in others by this one.
+    pub is_new: bool,
     /// Where it is reached.
     pub address: Vec<u8>,
 }
@@ -83,6 +85,7 @@ fn members(rows: Vec<Row>) -> Vec<Member> {
         hostname: row.hostname,
         pid: row.pid,
         node: row.node,
+        is_new: row.is_new,
         address: row.address,
     };
     rows.into_iter().enumerate().map(member).collect()

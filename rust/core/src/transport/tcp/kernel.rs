@@ -8,6 +8,7 @@ const TOLD: usize = 176;
 
 /// Where fields of it are.
 const RETRANSMITS: usize = 2;
+const PROBES: usize = 3;
 const RTT: usize = 68;
 const BYTES_ACKED: usize = 120;
 const BUSY_TIME: usize = 168;
@@ -38,10 +39,12 @@ pub(in crate::transport) fn round_trip(socket: BorrowedFd<'_>) -> Option<Duratio
 }
 
 /// Whether bytes have been sent again and again and none has been acknowledged: the way to the peer is dark, for this
-/// connection at least.
+/// connection at least. Where the interface is down that leads there none have been sent at all, and the system probes.
 pub(super) fn is_unanswered(socket: BorrowedFd<'_>) -> bool {
     const SEVERAL: u8 = 2;
-    field(&ask(socket), RETRANSMITS).is_some_and(|[retransmits]| retransmits >= SEVERAL)
+    let told = ask(socket);
+    let times = |place| field(&told, place).is_some_and(|[times]| times >= SEVERAL);
+    times(RETRANSMITS) || times(PROBES)
 }
 
 fn field<const N: usize>(told: &[u8], place: usize) -> Option<[u8; N]> {

@@ -548,11 +548,10 @@ fn private_memory_goes_the_way_that_takes_less() {
     const FAST: Duration = Duration::ZERO;
     let (mut a, mut b) = ShmLink::pair(1 << 20, NAME).unwrap();
     let private = suite::pattern(7, 0, 256 << 10);
-    let first: Vec<bool> = (0..8)
-        .map(|_| goes_lent(&mut a, &mut b, &private))
-        .collect();
-    assert!(!first[0], "first the ring: {first:?}");
-    assert!(first.contains(&true), "then a loan: {first:?}");
+    assert!(!goes_lent(&mut a, &mut b, &private), "first the ring");
+    // On a busy machine the ring is looked at several times before.
+    let lent = (0..200).any(|_| goes_lent(&mut a, &mut b, &private));
+    assert!(lent, "then a loan");
     for ring_is_slow in [true, false, true] {
         let (ring, reading) = match ring_is_slow {
             true => (SLOW, FAST),

@@ -22,6 +22,11 @@ const SILENT: [Errno; 4] = [
     Errno::HOSTDOWN,
 ];
 
+/// Whether a connection with this cause of its end had been without an answer.
+fn is_silence(cause: &str) -> bool {
+    SILENT.into_iter().any(|errno| cause == describe(errno))
+}
+
 impl TcpLink {
     /// Calls `visit` for each connection that carries bytes: which it is, and whether this side opens it.
     pub(super) fn each(&mut self, mut visit: impl FnMut((Part, bool), &mut Connection)) {
@@ -42,12 +47,14 @@ impl TcpLink {
             found.push(Found {
                 socket: SocketId { part, number },
                 is_ours,
-                fault: match SILENT.into_iter().any(|errno| cause == describe(errno)) {
+                fault: match is_silence(&cause) {
                     true => Fault::Silent(cause),
                     false => Fault::Broken(cause),
                 },
             });
         };
+        // Nothing comes back over the others either, if they lead the same way.
+        let was_silent = control.as_ref().is_some_and(|cause| is_silence(cause));
         if let Some(cause) = control {
             note((Part::Control, self.dials), self.control_sockets, cause);
         }
@@ -71,8 +78,8 @@ impl TcpLink {
             let cause = || connection.beyond().map(str::to_owned);
             beyond = beyond.take().or_else(cause);
         });
-        if self.is_dark || self.is_unanswered() {
-            self.suspect(&sockets, &mut found);
+        if self.is_dark || was_silent || self.is_unanswered() {
+            self.suspect(was_silent, &sockets, &mut found);
         }
         match (beyond, self.breaches.look(found, &sockets)) {
             (Some(what), _) | (None, Err(what)) => self.end(what),
@@ -120,8 +127,8 @@ impl TcpLink {
     }
 
     /// Adds the connections that this side opens, where nothing comes back over one of the link.
-    fn suspect(&mut self, sockets: &[(SocketId, bool)], found: &mut Vec<Found>) {
-        let mut is_dark = is_unanswered(self.control.fd());
+    fn suspect(&mut self, was_silent: bool, sockets: &[(SocketId, bool)], found: &mut Vec<Found>) {
+        let mut is_dark = was_silent || is_unanswered(self.control.fd());
         self.each(|_, connection| {
             is_dark |= connection.is_flowing() && is_unanswered(connection.as_fd());
         });

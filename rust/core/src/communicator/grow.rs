@@ -1,0 +1,430 @@
+//! A communicator that takes in processes: those that take the places of ranks that are gone, and further ones.
+//!
+//! All ranks of it and those that come meet once more, as at the start, each by its number in the whole job. Those that come
+//! call nothing but the function by which a job begins. The ranks that were there vote on the result over their own group, so
+//! all of them go on with the new one or none does. The votes are awaited from the beginning: a rank that is lost while they
+//! meet ends the meeting of the others.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Communicator;
+use super::bytes::Bytes;
+use crate::config::Timeout;
+use crate::engine::bootstrap::Comer;
+use crate::engine::{Group, PointToPoint, WorkState};
+use crate::error::{Code, Error, Result};
+use crate::rendezvous::MeetingPlace;
+use crate::rendezvous::secret::Secret;
+use crate::rendezvous::store::Store;
+use crate::types::{DataType, Rank};
+
+/// The tag of the word that the place is open; those of the votes come below it, one after the other. All are out of the range of
+/// users' tags.
+const OPEN: u64 = u64::MAX - 1;
+/// How long a rank in a store's wait does not look whether its group has failed.
+const GLANCE: Duration = Duration::from_millis(200);
+/// How much longer than its own meeting a rank waits for the votes of others.
+const GRACE: Duration = Duration::from_secs(2);
+/// No meeting takes longer.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+/// In the word that the place is open: it is not.
+const CLOSED: u64 = 1 << 63;
+/// How long a message takes to be delivered that is here.
+const MOMENT: Duration = Duration::from_millis(1);
+/// The vote of a rank that has joined; of one that has not it is its number.
+const JOINED: u64 = u64::MAX;
+
+/// The communicator of `world` ranks among which those of `comm` are, and meet the others at `place`.
+pub(super) fn grow(
+    comm: &Communicator,
+    place: &MeetingPlace,
+    world: usize,
+    patience: Duration,
+) -> Result<Communicator> {
+    let group = &*comm.group;
+    group.check_open()?;
+    let numbers: Vec<Rank> = group.membership.members.numbers().collect();
+    if let Some(number) = numbers.iter().find(|number| **number >= world) {
+        return Err(Error::invalid(format!(
+            "grow: the group has the rank with number {number} in the whole job, which is out of range for a world size of {world}"
+        )));
+    }
+    if world <= numbers.len() {
+        return Err(Error::invalid(format!(
+            "grow: the group has {world} ranks already"
+        )));
+    }
+    let patience = patience.min(LONGEST);
+    let mut vote = Vote::begin(comm, Instant::now() + patience + GRACE)?;
+    let joined = meet(comm, place, (&numbers, world), patience, &mut vote);
+    match vote.count(&joined) {
+        Ok(()) => joined,
+        // Those that came need not wait for operations of this rank.
+        Err(error) => match joined {
+            Ok(grown) => {
+                grown.abort("grow was in vain on another rank");
+                Err(error)
+            }
+            Err(cause) => Err(cause),
+        },
+    }
+}
+
+/// Meets the ranks that come. The ranks of the group have these numbers.
+fn meet(
+    comm: &Communicator,
+    place: &MeetingPlace,
+    (numbers, world): (&[Rank], usize),
+    patience: Duration,
+    vote: &mut Vote<'_>,
+) -> Result<Communicator> {
+    let group = &comm.group;
+    let rank = numbers[group.rank()];
+    let mut config = comm.config().clone();
+    config.join_timeout = Timeout(Some(patience));
+    // Number 0 serves the store. Where it is rank 0, the others come when the meeting before has ended.
+    let meeting = match group.rank() {
+        0 => {
+            drop(comm.meeting.lock().take());
+            let meeting = place.open(rank, world, &config);
+            vote.open(meeting.is_ok())?;
+            meeting?
+        }
+        _ => {
+            vote.await_open()?;
+            place.open(rank, world, &config)?
+        }
+    };
+    let comer = Comer {
+        is_new: false,
+        ..Comer::new((rank, world))
+    };
+    let store = Watched {
+        store: meeting.store(),
+        vote,
+    };
+    let settings = (comm.config().clone(), patience);
+    let grown = Group::join(&store, &comer, settings)?;
+    grown.set_timeout(comm.timeout());
+    Ok(Communicator::met(grown).at(place.of(world), meeting))
+}
+
+/// The store of a meeting, whose waits end when this one is in vain.
+struct Watched<'a> {
+    store: &'a dyn Store,
+    vote: &'a Vote<'a>,
+}
+
+impl Store for Watched<'_> {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.set(key, value)
+    }
+
+    fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let begun = Instant::now();
+        loop {
+            self.vote.check()?;
+            let left = timeout.saturating_sub(begun.elapsed());
+            match self.store.wait(key, left.min(GLANCE)) {
+                Err(error) if error.code == Code::Timeout && left > GLANCE => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.store.get(key)
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.store.address()
+    }
+
+    fn secret(&self) -> Option<Secret> {
+        self.store.secret()
+    }
+
+    fn is_for_strangers(&self) -> bool {
+        self.store.is_for_strangers()
+    }
+
+    fn ends_with_rank_0(&self) -> bool {
+        self.store.ends_with_rank_0()
+    }
+
+    fn relic(&self) -> Option<String> {
+        self.store.relic()
+    }
+}
+
+/// The vote of the ranks of a group on whether they all have joined another one. Rank 0 counts. Before that it says that the
+/// place is open at which they join, and which vote this is: another rank may have missed one, or called for it too early.
+struct Vote<'a> {
+    group: &'a Arc<Group>,
+    until: Instant,
+    /// From 1. Another rank than 0 hears of it.
+    number: Option<u64>,
+    /// Of rank 0 the votes of the others; of another rank that the place is open, and then the result.
+    awaited: Vec<Awaited>,
+}
+
+/// A message that is to come from a rank.
+struct Awaited {
+    from: Rank,
+    work: Arc<WorkState>,
+    bytes: Arc<Bytes>,
+}
+
+impl<'a> Vote<'a> {
+    fn begin(comm: &'a Communicator, until: Instant) -> Result<Self> {
+        let mut vote = Self {
+            group: &comm.group,
+            until,
+            number: None,
+            awaited: Vec::new(),
+        };
+        if vote.group.rank() > 0 {
+            vote.expect(0, OPEN)?;
+            return Ok(vote);
+        }
+        let number = comm.votes.fetch_add(1, Ordering::Relaxed) + 1;
+        vote.number = Some(number);
+        for from in vote.others() {
+            vote.expect(from, tag(number))?;
+        }
+        Ok(vote)
+    }
+
+    fn others(&self) -> Vec<Rank> {
+        (1..self.group.world()).collect()
+    }
+
+    fn expect(&mut self, from: Rank, tag: u64) -> Result<()> {
+        let (bytes, memory) = Bytes::lend(vec![0; size_of::<u64>()]);
+        let work = self.group.receive(
+            DataType::UInt8,
+            memory,
+            (Some(from), tag),
+            options(Arc::clone(&bytes)),
+        )?;
+        self.awaited.push(Awaited { from, work, bytes });
+        Ok(())
+    }
+
+    /// Rank 0 has opened the place, or has not.
+    fn open(&self, is_open: bool) -> Result<()> {
+        let number = self.number.unwrap_or(0);
+        let word = if is_open { number } else { number | CLOSED };
+        self.tell(&self.others(), OPEN, word)
+    }
+
+    /// Another rank waits until rank 0 has. A vote that is over is one that this rank has missed.
+    fn await_open(&mut self) -> Result<()> {
+        loop {
+            let word = self.hear(&self.awaited[0])?;
+            self.awaited.clear();
+            let number = word & !CLOSED;
+            self.expect(0, tag(number))?;
+            let verdict = &self.awaited[0];
+            if self.group.wait(&verdict.work, Some(MOMENT)).is_ok() {
+                self.awaited.clear();
+                self.expect(0, OPEN)?;
+                continue;
+            }
+            self.number = Some(number);
+            return match word == number {
+                true => Ok(()),
+                false => Err(self.in_vain(0)),
+            };
+        }
+    }
+
+    /// Whether this rank may still join: its group has not failed, and others have not given up.
+    fn check(&self) -> Result<()> {
+        if let Some(error) = self.group.error() {
+            return Err(error);
+        }
+        match self.awaited.first() {
+            Some(verdict) if self.group.rank() > 0 && verdict.work.result().is_some() => {
+                Err(self.in_vain(self.hear(verdict)? as usize))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether all ranks have joined, as this one has or has not.
+    fn count(self, joined: &Result<Communicator>) -> Result<()> {
+        let mine = match joined {
+            Ok(_) => JOINED,
+            Err(_) => self.group.rank() as u64,
+        };
+        let Some(number) = self.number else {
+            // Rank 0 has not called for it.
+            return Err(self.in_vain(0));
+        };
+        let verdict = if self.group.rank() == 0 {
+            let heard: Result<Vec<u64>> = self.awaited.iter().map(|vote| self.hear(vote)).collect();
+            let verdict = match &heard {
+                Ok(votes) => votes.iter().copied().fold(mine, u64::min),
+                Err(error) => error.peer.map_or(0, |late| late as u64),
+            };
+            let told = self.tell(&self.others(), tag(number), verdict);
+            heard?;
+            told?;
+            verdict
+        } else {
+            self.tell(&[0], tag(number), mine)?;
+            match self.awaited.first() {
+                Some(verdict) => self.hear(verdict)?,
+                None => 0,
+            }
+        };
+        match verdict {
+            JOINED => Ok(()),
+            rank => Err(self.in_vain(rank as usize)),
+        }
+    }
+
+    /// This rank has not met those that come.
+    fn in_vain(&self, rank: Rank) -> Error {
+        let rank = rank.min(self.group.world() - 1);
+        let name = self.group.name_of(rank);
+        let what = format!(
+            "grow: {name} has not met the processes that come, or not in time; its own error says why"
+        );
+        Error::new(Code::Aborted, what).with_peer(rank)
+    }
+
+    fn hear(&self, Awaited { from, work, bytes }: &Awaited) -> Result<u64> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        self.group.wait(work, Some(left)).map_err(|error| {
+            if error.code != Code::Timeout || self.group.error().is_some() {
+                return error;
+            }
+            let what = format!("grow: {} has not called it", self.group.name_of(*from));
+            Error::new(Code::Timeout, what).with_peer(*from)
+        })?;
+        // SAFETY: the operation has ended.
+        let bytes = unsafe { bytes.read() };
+        Ok(u64::from_le_bytes(bytes.try_into().unwrap_or_default()))
+    }
+
+    /// Sends these ranks a number.
+    fn tell(&self, to: &[Rank], tag: u64, number: u64) -> Result<()> {
+        let send = |to: &Rank| {
+            let (bytes, memory) = Bytes::lend(number.to_le_bytes().to_vec());
+            self.group
+                .send(DataType::UInt8, memory, (*to, tag), options(bytes))
+        };
+        let sends = to.iter().map(send).collect::<Result<Vec<_>>>()?;
+        for work in sends {
+            let left = self.until.saturating_duration_since(Instant::now());
+            self.group.wait(&work, Some(left))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Vote<'_> {
+    fn drop(&mut self) {
+        for awaited in &self.awaited {
+            self.group.cancel_receive(&awaited.work);
+        }
+    }
+}
+
+/// The tag of the messages of one vote.
+fn tag(number: u64) -> u64 {
+    OPEN.wrapping_sub(number)
+}
+
+/// Of a message whose bytes are kept until it has ended, however long that takes.
+fn options(bytes: Arc<Bytes>) -> PointToPoint {
+    PointToPoint {
+        timeout: Some(Duration::ZERO),
+        completion: Some(Box::new(move |_| drop(bytes))),
+        ..PointToPoint::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::types::ReduceOp;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn free_place(world: usize) -> MeetingPlace {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        MeetingPlace::Url(format!("tcp://{address}"), world)
+    }
+
+    fn sum(comm: &Communicator) -> f32 {
+        let mut sum = [comm.rank() as f32 + 1.0];
+        let all = comm.all_reduce(&mut sum, ReduceOp::Sum);
+        all.expect("a sum");
+        sum[0]
+    }
+
+    #[test]
+    fn a_rank_that_has_gone_is_replaced() {
+        let place = &free_place(3);
+        let new = |rank| {
+            let comm = Communicator::meet(place.clone(), (rank, 3), Config::default());
+            comm.expect("they meet")
+        };
+        let rank = |rank: Rank| {
+            let comm = new(rank);
+            assert_eq!((sum(&comm), comm.newcomers()), (6.0, &[0, 1, 2][..]));
+            if rank == 1 {
+                return;
+            }
+            let left = comm.shrink(&[1], PATIENCE).expect("two are left");
+            assert!(left.newcomers().is_empty());
+            let refused = left.grow(None, Some(2), PATIENCE).expect_err("too few");
+            assert_eq!(refused.code, Code::InvalidArgument);
+            let grown = left.grow(None, None, PATIENCE).expect("one comes");
+            assert_eq!((grown.rank(), grown.newcomers()), (rank, &[1][..]));
+            assert_eq!((sum(&grown), sum(&left)), (6.0, 3.0));
+        };
+        thread::scope(|scope| {
+            let gone = scope.spawn(|| rank(1));
+            scope.spawn(|| rank(0));
+            scope.spawn(|| rank(2));
+            gone.join().expect("it goes");
+            let grown = new(1);
+            assert_eq!((sum(&grown), grown.newcomers()), (6.0, &[1][..]));
+        });
+    }
+
+    #[test]
+    fn in_vain_all_stay_where_they_are() {
+        let place = &free_place(2);
+        let rank = |rank: Rank| {
+            let config = Config::default();
+            let comm = Communicator::meet(place.clone(), (rank, 2), config).expect("they meet");
+            // Rank 1 does not reach the place of the others.
+            let elsewhere = (rank == 1).then(|| MeetingPlace::Url("nowhere".into(), 3));
+            let soon = Duration::from_millis(300);
+            let error = comm.grow(elsewhere, Some(3), soon).expect_err("in vain");
+            let code = match rank {
+                0 => Code::Timeout,
+                _ => Code::InvalidArgument,
+            };
+            assert_eq!(error.code, code, "{error}");
+            assert_eq!(sum(&comm), 3.0);
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| rank(0));
+            scope.spawn(|| rank(1));
+        });
+    }
+}

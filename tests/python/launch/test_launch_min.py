@@ -1,0 +1,124 @@
+"""``unisono launch --min``: a job that goes on when a rank fails, and starts it again."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from launching import ROOT, doors, run, script
+
+EXAMPLE = ROOT / "examples" / "numpy" / "elastic.py"
+# Each step a sum of all ranks; a rank that fails is waited for.
+STEPS = """
+import numpy as np, random, unisono
+with open(__file__ + os.environ["RANK"], "a") as file:
+    life = file.write("x") and file.tell()
+comm, step = unisono.init(), np.zeros(1)
+
+def die(*steps):
+    if step[0] in steps:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def heal(comm):
+    left = comm.shrink()
+    comm.close()
+    try:
+        whole = left.grow(timeout=50)
+    except unisono.PeerLostError:
+        return heal(left)
+    left.close()
+    return whole
+
+is_shared = False
+while step[0] < 30:
+    try:
+        if not is_shared:
+            step[0] = comm.all_gather(step).max()
+            is_shared = True
+        if len(comm.newcomers) == comm.size:
+            {first}
+        {always}
+        total = np.full(1000, comm.rank + 1.0)
+        comm.all_reduce(total)
+        assert (total == comm.size * (comm.size + 1) / 2).all(), total
+        step += 1
+    except unisono.Error as error:
+        comm, is_shared = heal(comm), False
+print(f"rank {{comm.rank}} of {{comm.size}}")
+"""
+
+
+@pytest.fixture(params=["python", "binary"])
+def launch(request: pytest.FixtureRequest) -> list[str]:
+    if request.param not in doors():
+        pytest.skip("the binary is not built (cargo build -p unisono-launch)")
+    return doors()[request.param]
+
+
+def steps(tmp_path, first="pass", always="pass"):
+    return str(script(tmp_path, STEPS.format(first=first, always=always)))
+
+
+def all_of(world):
+    return [f"[{rank}] rank {rank} of {world}" for rank in range(world)]
+
+
+def test_the_example(launch):
+    done = run([*launch, "-n", "4", "--min", "3", str(EXAMPLE)])
+    line = "[0] rank 0: 4 ranks have trained as one would; came later: [1]"
+    assert (done.code, done.out) == (0, [line]), done
+    assert len(done.err) == 1, done.err
+    assert done.err[0].startswith("unisono launch: rank 1 of 4 failed after "), done.err
+    assert done.err[0].endswith(": killed by SIGKILL; started again (1 of 3)"), done.err
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["comm.rank == 0 and die(7)", "comm.rank in (0, 3) and die(7)", "comm.rank == 1 and die(0)"],
+    ids=["rank 0, which served the store", "two at once", "before the first call"],
+)
+def test_ranks_are_replaced(first, tmp_path):
+    command = [*doors()["python"], "-n", "4", "--min", "2", steps(tmp_path, first)]
+    done = run(command)
+    assert (done.code, sorted(done.out)) == (0, all_of(4)), done
+    assert all("started again (1 of 3)" in line for line in done.err), done.err
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_deaths_one_after_the_other(seed, tmp_path):
+    # Each of three ranks is killed in each of its lives but the last, when it likes.
+    likes = f"random.Random(f'{seed} {{os.getpid()}} {{step}}').random() < 0.2"
+    program = steps(tmp_path, always=f"comm.rank and life < 3 and {likes} and die(*range(25))")
+    done = run([*doors()["python"], "-n", "4", "--min", "1", "--restarts", "2", program])
+    assert (done.code, sorted(done.out)) == (0, all_of(4)), done
+
+
+def test_fewer_than_the_least_end_the_job(launch, tmp_path):
+    program = steps(tmp_path, "comm.rank == 1 and die(5)")
+    done = run([*launch, "-n", "3", "--min", "3", program])
+    assert done.code == 128 + signal.SIGKILL, done
+    assert "failed first" in done.err[0], done.err
+
+
+def test_a_rank_that_fails_again_and_again_is_given_up(launch, tmp_path):
+    # Those that are left do not wait for it.
+    text = "import sys\nsys.exit(3 if os.environ['RANK'] == '2' else time.sleep(4))"
+    command = [*launch, "-n", "3", "--min", "2", "--restarts", "1"]
+    done = run([*command, "--output", str(tmp_path / "logs"), str(script(tmp_path, text))])
+    assert done.code == 0, done
+    assert [line.partition(": exit code 3; ")[2] for line in done.err] == [
+        "started again (1 of 1)",
+        "the others go on",
+    ], done.err
+
+
+def test_output_of_all_lives(launch, tmp_path):
+    text = "print('here', flush=True)\nif os.environ['RANK'] == '1' and not os.path.exists('x'):\n"
+    text += "    open('x', 'w')\n    os.abort()\ntime.sleep(2)"
+    program = str(script(tmp_path, text))
+    command = [*launch, "-n", "2", "--min", "1"]
+    done = run([*command, program], cwd=tmp_path)
+    assert (done.code, sorted(done.out)) == (0, ["[0] here", "[1] here", "[1] here"]), done
+    (tmp_path / "x").unlink()
+    done = run([*command, "--output", str(tmp_path / "logs"), program], cwd=tmp_path)
+    assert (tmp_path / "logs" / "rank-1.out").read_text() == "here\nhere\n", done
