@@ -21,7 +21,7 @@ static void dead(unisono_communicator* comm, unisono_status cause) {
   CHECK(x == 1 && unisono_communicator_status(comm) == cause);
 }
 
-/* All ranks, of which the last has come later. */
+/* All ranks. The last has come later. */
 static void whole(unisono_communicator* comm) {
   int32_t ranks[8] = {-1};
   size_t count = 0;

@@ -304,7 +304,7 @@ impl<'a> Keeper<'a> {
         if let Some(ways) = &self.ways {
             ways.lead(self.ranks[local].number, &mut command)?;
         }
-        // What it had started, and has left behind, is nobody's.
+        // Processes that it had started and left behind serve nobody.
         self.ranks[local].signal_group(Signal::KILL);
         let pid = Pid::from_child(&command.spawn()?);
         let rank = &mut self.ranks[local];

@@ -45,7 +45,7 @@ pub(crate) struct Options {
     #[arg(long = "env", value_name = "NAME[=VALUE]", requires = "hosts")]
     pub(crate) variables: Vec<OsString>,
 
-    /// Go on while so many ranks run: one that fails is started again, and the others are not ended. For programs that
+    /// Go on while at least RANKS run: one that fails is started again, and the others are not ended. For programs that
     /// take it in, see docs/faults.md
     #[arg(long, value_name = "RANKS", conflicts_with_all = ["hosts", "part"],
           value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
@@ -186,8 +186,8 @@ this one. Their variables are those of the host, and from here PATH, LD_LIBRARY_
 with UNISONO_, PYTHON, OMP_, TORCH, NCCL_ or GLOO_. The secret goes through ssh and not over a command line.
 
 When a rank fails, the others are ended. The exit status is that of the rank that failed first, or 128 and the number \
-of the signal that ended it. What the ranks started ends with them. With --min the others go on while there are so \
-many, and the rank is started again unless one has ended well; if enough end well the status is 0.
+of the signal that ended it. What the ranks started ends with them. With --min the others go on while there are \
+enough, and the rank is started again unless one has ended well; if enough end well the status is 0.
 
 A .py file and the module of -m are run by the Python that unisono is installed in, and a line says so where another is \
 first on PATH. A unisono that came without Python takes the python3 that is first on PATH.

@@ -6,7 +6,7 @@ use std::fmt;
 
 use super::Communicator;
 use crate::config::Config;
-use crate::engine::{Group, bootstrap};
+use crate::engine::{Group, bootstrap, pricing};
 use crate::error::{Error, Result};
 use crate::fork::Own;
 use crate::heap;
@@ -42,7 +42,7 @@ impl Candidate {
         let endpoint = Endpoint::global(&bootstrap::endpoint_options(&config))?;
         let secret = bootstrap::secret(secret, &config)?;
         let me = bootstrap::introduction((0, 1), endpoint.address(), secret, &config)?;
-        let handle = roster::handle(&me, bootstrap::costs_here())?;
+        let handle = roster::handle(&me, pricing::costs_here())?;
         Ok(Self {
             endpoint: Own::new(endpoint),
             me,

@@ -21,8 +21,8 @@ use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
 use crate::types::{DataType, Rank};
 
-/// The tag of the word that the place is open; those of the votes come below it, one after the other. All are out of the range of
-/// users' tags.
+/// The tag of the word that the place is open; those of the votes come below it, one after the other. All are out of the
+/// range of users' tags.
 const OPEN: u64 = u64::MAX - 1;
 /// How long a rank in a store's wait does not look whether its group has failed.
 const GLANCE: Duration = Duration::from_millis(200);

@@ -351,8 +351,8 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` where it is not known where to meet, or all are there, or the number of a rank is not below `world`;
-    /// `Timeout` naming ranks that did not come or did not call it; `Aborted` where another rank of this communicator has failed
-    /// to meet those that come; and the first cause of this communicator's failure, if it fails meanwhile.
+    /// `Timeout` naming ranks that did not come or did not call it; `Aborted` where another rank of this communicator has
+    /// failed to meet those that come; and the first cause of this communicator's failure, if it fails meanwhile.
     pub fn grow(
         &self,
         place: Option<MeetingPlace>,

@@ -14,9 +14,9 @@
 //! ```
 //!
 //! - `state`: what a group holds, how it fails and how it closes.
-//! - `group/`: `bootstrap` (forming a group, splitting it), `submit` (from a request to a run), `step` (a step, and the slower
-//!   looks around), `deadlock`, `liveness` and `strays` (waits that cannot end), `end`, `estimate`, `local_groups`, and
-//!   `for_devices`, which `crate::device` uses.
+//! - `group/`: `bootstrap` (forming a group, splitting it) and `pricing`, `submit` (from a request to a run), `step` (a
+//!   step, and the slower looks around), `deadlock`, `liveness` and `strays` (waits that cannot end), `end`, `estimate`,
+//!   `local_groups`, and `for_devices`, which `crate::device` uses.
 //! - `collective/`: `request`, `header` (the fingerprint that comparing finds mismatches by), `plan_key` and `plan_cache`,
 //!   `run` (one plan under way), `transfer` (the bytes of one step), `bounce` (a copy in the heap of what several peers
 //!   read), `pair_counts` (exchanges between two ranks alone), and `shared/` (windows, the reduction in place, and the
@@ -54,8 +54,8 @@ pub(crate) use drive::lead::interrupted;
 pub(crate) use drive::messages::{Inbound, Outbound};
 pub(crate) use drive::progress::Driven;
 pub use drive::threads::wait_for_threads;
-pub(crate) use group::bootstrap;
 pub(crate) use group::for_devices::Identity;
+pub(crate) use group::{bootstrap, pricing};
 pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
 pub(crate) use work::WorkState;

@@ -64,7 +64,7 @@ impl MeetingPlace {
         }
     }
 
-    /// The same for so many ranks.
+    /// The same for `world` ranks.
     pub(crate) fn of(&self, world: usize) -> Self {
         match self {
             Self::Launch(launch) => Self::Launch(launch.of(launch.rank, world)),

@@ -3,17 +3,16 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::buffer::Memory;
 use crate::config::Config;
 use crate::descriptors;
-use crate::engine::work::PointToPoint;
 use crate::error::{Code, Error, Result};
 use crate::locks::Mutex;
-use crate::plan::cost::{Costs, Rounded};
+use crate::plan::cost::Rounded;
 use crate::plan::topology::Topology;
 use crate::processors::{Place, cores, place};
 use crate::rendezvous::launcher;
@@ -30,17 +29,12 @@ use crate::types::{DataType, Rank};
 use crate::engine::calibrate;
 use crate::engine::collective::request::{Request, Sizes};
 use crate::engine::group::local_groups::LocalGroups;
+use crate::engine::group::pricing::price;
 use crate::engine::members::{Member, Members};
 use crate::engine::state::{Group, Mail, Membership, threads};
 
-/// Hosts are near each other whose round trip is no longer: it takes ten or more of them to bring a connection up to speed.
-const NEAR: Duration = Duration::from_millis(1);
-
 /// Whether this process has said that encryption without a secret is weak.
 static SAID_UNPROVEN: AtomicBool = AtomicBool::new(false);
-
-/// The tag of monitored barriers, out of the range of users' tags.
-const BARRIER_TAG: u64 = u64::MAX;
 
 /// A process that comes to a store to form a group.
 pub(crate) struct Comer<'a> {
@@ -287,71 +281,6 @@ impl Group {
         group.set_timeout(self.timeout());
         Ok(Some(group))
     }
-
-    /// A barrier at which rank 0 learns who is missing.
-    pub(crate) fn monitored_barrier(&self, timeout: Duration, report_all: bool) -> Result<()> {
-        let started = Instant::now();
-        let left = || timeout.saturating_sub(started.elapsed());
-        // The operations outlive the deadline by a little, so that rank 0's report comes first.
-        let options = || PointToPoint {
-            timeout: Some(
-                timeout
-                    .saturating_mul(2)
-                    .saturating_add(Duration::from_secs(1)),
-            ),
-            ..PointToPoint::default()
-        };
-        let signal = |to| {
-            self.send(
-                DataType::UInt8,
-                Memory::empty(),
-                (to, BARRIER_TAG),
-                options(),
-            )
-        };
-        let await_signal = |from| {
-            let place = (Some(from), BARRIER_TAG);
-            self.receive(DataType::UInt8, Memory::empty(), place, options())
-        };
-        if self.rank != 0 {
-            signal(0)?;
-            return self.wait(&*await_signal(0)?, None);
-        }
-        let waits = (1..self.world)
-            .map(|rank| Ok((rank, await_signal(rank)?)))
-            .collect::<Result<Vec<_>>>()?;
-        let mut missing = Vec::new();
-        for (rank, work) in waits {
-            match self.wait(&work, Some(left())) {
-                Ok(()) => {}
-                Err(error) if error.code == Code::Timeout && self.error().is_none() => {
-                    missing.push(rank);
-                    if !report_all {
-                        break;
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        if missing.is_empty() {
-            for rank in 1..self.world {
-                signal(rank)?;
-            }
-            return Ok(());
-        }
-        let names: Vec<String> = missing.iter().map(|rank| self.name_of(*rank)).collect();
-        let error = Error::new(
-            Code::Timeout,
-            format!(
-                "monitored_barrier: not every rank came within {} ms; missing: {}",
-                timeout.as_millis(),
-                names.join(", ")
-            ),
-        )
-        .with_peer(missing[0]);
-        self.fail(&mut self.core.lock(), error.clone());
-        Err(error)
-    }
 }
 
 /// The ranks of a roster. `numbers`: theirs in the whole job, where that has more ranks.
@@ -501,56 +430,11 @@ pub(crate) fn introduction(
     Ok(me)
 }
 
-/// The cores that the ranks of this host share: where they are bound to memory nodes, those of all nodes.
-fn shared_cores() -> usize {
-    let Place {
-        node,
-        cores: of_all,
-        ..
-    } = place();
-    match node {
-        Some(_) => of_all.max(cores()),
-        None => cores(),
-    }
-}
-
-/// The costs on this rank, where nothing is known of others.
-pub(crate) fn costs_here() -> Rounded {
-    calibrate::costs().rounded(shared_cores())
-}
-
-/// The costs on this rank, the first, and between it and other hosts. They hold for all members, so that all make the same
-/// choices.
-fn price(endpoint: &Endpoint, members: &[Introduced]) -> Rounded {
-    if members.len() < 2 {
-        return Costs::TYPICAL.rounded(1);
-    }
-    let shared = shared_cores();
-    let addresses: Vec<_> = members
-        .iter()
-        .filter_map(|member| Address::from_bytes(&member.address).ok())
-        .collect();
-    let mut costs = calibrate::costs();
-    if let Some((round_trip, target)) = endpoint.farthest(addresses.iter()) {
-        // Of what a message takes to a host that is near, most is the system's work, which the kernels' packets do not need.
-        let one_way = round_trip.as_secs_f64() / 2.0;
-        costs.remote_latency = one_way.max(Costs::TYPICAL.remote_latency);
-        tracing::debug!(?round_trip, "measured the way to the farthest host");
-        // A connection takes many round trips to come up to speed.
-        if round_trip <= NEAR
-            && let Some(rate) = endpoint.rate(target)
-        {
-            tracing::debug!(rate, "bytes a second to another host");
-            return costs.rounded(shared).with_rate(rate);
-        }
-    }
-    costs.rounded(shared)
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::{SocketAddr, TcpStream};
     use std::thread;
+    use std::time::Instant;
 
     use super::*;
     use crate::plan::cost::Costs;
