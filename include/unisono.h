@@ -439,6 +439,56 @@ unisono_status unisono_communicator_grow(unisono_communicator* comm, const char*
                                          unisono_communicator** grown);
 
 /**
+ * A process that may become a member of groups, again and again, with other processes each time.
+ * It has a handle, a text that tells other processes how to reach it. The program passes handles
+ * around as it likes: no store, launcher or rank 0 takes part. As long as it lives it listens for
+ * members of its groups.
+ */
+typedef struct unisono_candidate unisono_candidate;
+
+/**
+ * Makes this process a candidate.
+ *
+ * \param config          the settings of all its groups, or NULL for those of the environment
+ * \param[out] candidate  give it back by unisono_candidate_destroy()
+ */
+unisono_status unisono_candidate_create(const unisono_config* config,
+                                        unisono_candidate** candidate);
+
+/**
+ * Tells the text by which others get to know this process. It tells no secret.
+ *
+ * \param candidate    this process
+ * \param[out] handle  some hundred characters, which live as long as the candidate
+ */
+unisono_status unisono_candidate_handle(const unisono_candidate* candidate, const char** handle);
+
+/**
+ * Forms a group of the processes with these handles, and waits until all have come. An earlier
+ * group lives on beside it until it is destroyed.
+ *
+ * \param candidate  this process
+ * \param handles    of all members, in the order of their ranks: the same in all of them
+ * \param count      how many
+ * \param number     the same in all of them, and not used before by any
+ * \param patience   seconds to wait for the others, or #UNISONO_FOREVER
+ * \param[out] comm  give it back by unisono_communicator_destroy()
+ * \return #UNISONO_INVALID_ARGUMENT if this process's handle is missing, one is none or is there
+ * twice, or the number was used; #UNISONO_MISMATCH if one is of another version or has other
+ * settings or another secret; #UNISONO_TIMEOUT, which names on rank 0 those that did not come
+ */
+unisono_status unisono_candidate_form(unisono_candidate* candidate, const char* const* handles,
+                                      size_t count, int64_t number, double patience,
+                                      unisono_communicator** comm);
+
+/**
+ * Gives the handle back. Its groups live on.
+ *
+ * \param candidate  this process, or NULL
+ */
+unisono_status unisono_candidate_destroy(unisono_candidate* candidate);
+
+/**
  * Tells which ranks came when a communicator formed: all of them at the start of a job, those that
  * came to others after unisono_communicator_grow(), none of a part or a shrunk one.
  *
@@ -835,8 +885,8 @@ unisono_status unisono_barrier(unisono_communicator* comm, const unisono_options
  *
  * A message meets the first receive on rank `to` that asks for its tag and for its sender, or for
  * any; two messages of one sender and tag arrive in order. A receive takes exactly the type and
- * count that was sent; anything else is #UNISONO_MISMATCH, and fatal. A tag is any number below
- * UINT64_MAX.
+ * count that was sent; anything else is #UNISONO_MISMATCH, and fatal. A tag is any number up to
+ * INT64_MAX.
  * \{
  */
 

@@ -31,10 +31,10 @@ def heal(comm: unisono.Communicator) -> unisono.Communicator:
     comm.close()
     try:
         whole = left.grow(timeout=60)
-    except unisono.PeerLostError:  # one more is gone
-        return heal(left)
-    except TimeoutError:
+    except unisono.TimeoutError:
         return left
+    except unisono.Error:  # one more is gone, or one that came
+        return heal(left)
     left.close()
     return whole
 

@@ -206,6 +206,40 @@ class Communicator final : public Operations<Communicator> {
   unisono_communicator* handle_ = nullptr;
 };
 
+// A process that may become a member of groups, again and again. The program passes handles around.
+class Candidate {
+ public:
+  explicit Candidate(const Config* config = nullptr) {
+    check(unisono_candidate_create(detail::handle(config), &handle_));
+  }
+  ~Candidate() { unisono_candidate_destroy(handle_); }
+  Candidate(Candidate&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Candidate& operator=(Candidate&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+
+  // The text by which others get to know this process.
+  std::string text() const {
+    const char* text = nullptr;
+    check(unisono_candidate_handle(handle_, &text));
+    return text;
+  }
+  // The group of the processes with these handles, the same in all of them, as is the number.
+  Communicator form(const std::vector<std::string>& handles, std::int64_t number,
+                    Seconds patience = Seconds(300)) const {
+    std::vector<const char*> texts;
+    for (const std::string& handle : handles) texts.push_back(handle.c_str());
+    unisono_communicator* comm = nullptr;
+    check(unisono_candidate_form(handle_, texts.data(), texts.size(), number, patience.count(),
+                                 &comm));
+    return Communicator(comm);
+  }
+
+ private:
+  unisono_candidate* handle_ = nullptr;
+};
+
 }  // namespace unisono
 
 #endif

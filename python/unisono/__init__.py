@@ -33,6 +33,7 @@ from unisono.errors import (
 if TYPE_CHECKING:
     from unisono._core import (
         ANY_SOURCE,
+        Candidate,
         Communicator,
         Heap,
         Options,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANY_SOURCE",
     "AbortedError",
+    "Candidate",
     "Communicator",
     "Error",
     "Heap",

@@ -24,6 +24,7 @@ from unisono.errors import Error
 
 __all__ = [
     "ANY_SOURCE",
+    "Candidate",
     "Communicator",
     "Heap",
     "Options",
@@ -230,6 +231,14 @@ class _Transfer:
     def exception(self) -> Error | None: ...
 
 @final
+class Candidate:
+    def __new__(cls, options: Options | None = None) -> Candidate: ...
+    @property
+    def handle(self) -> str: ...
+    def form(
+        self, handles: Sequence[str], number: int, timeout: _Seconds | None = None
+    ) -> Communicator: ...
+
 class Communicator:
     @property
     def rank(self) -> int: ...

@@ -266,6 +266,25 @@ void failures(const Communicator& comm) {
   CHECK(ended <= comm.ended());
   left.barrier();
   CHECK(left.newcomers().empty());
+
+  const unisono::Candidate me;
+  std::vector<char> mine(4096), all(mine.size() * comm.size());
+  const std::string text = me.text();
+  CHECK(text.size() < mine.size());
+  std::copy(text.begin(), text.end(), mine.begin());
+  left.all_gather(mine, all);
+  std::vector<std::string> handles;
+  for (int other = 0; other < comm.size(); ++other) {
+    // In the opposite order.
+    handles.insert(handles.begin(), all.data() + mine.size() * other);
+  }
+  const auto formed = me.form(handles, 7);
+  CHECK(formed.rank() == comm.size() - 1 - comm.rank() && formed.size() == comm.size());
+  formed.barrier();
+  error = thrown_by([&] { me.form(handles, 7); });
+  CHECK(error.status() == UNISONO_INVALID_ARGUMENT);
+  error = thrown_by([&] { me.form({"none"}, 8); });
+  CHECK(error.status() == UNISONO_INVALID_ARGUMENT);
   error = thrown_by([&] { left.grow(left.size()); });
   CHECK(error.status() == UNISONO_INVALID_ARGUMENT);
 }

@@ -14,7 +14,7 @@ use crate::fence::{fence, fence_with};
 use crate::handles::Table;
 use crate::run::on;
 use crate::store::{self, StoreFunctions};
-use crate::types::{list, seconds, string};
+use crate::types::{LONGEST, list, seconds, string};
 use crate::{exit, log};
 
 /// `unisono_communicator`: never looked into, so it has nothing in it.
@@ -49,7 +49,7 @@ impl Joined {
     }
 }
 
-fn register(comm: unisono::Communicator) -> Result<*mut Communicator> {
+pub(crate) fn register(comm: unisono::Communicator) -> Result<*mut Communicator> {
     exit::prepare();
     // It knows its rank now, by which programs choose their device.
     cuda::look_again();
@@ -57,7 +57,7 @@ fn register(comm: unisono::Communicator) -> Result<*mut Communicator> {
 }
 
 /// The settings of `config`, or of the environment.
-fn settings(config: *const Settings) -> Result<Config> {
+pub(crate) fn settings(config: *const Settings) -> Result<Config> {
     let config = config::copy(config)?;
     log::start(&config);
     Ok(config)
@@ -243,8 +243,7 @@ pub unsafe extern "C" fn unisono_communicator_grow(
                 world,
             )),
         };
-        let patience = seconds("the patience", patience)?;
-        let patience = patience.unwrap_or_else(|| joined.comm.config().join_timeout.duration());
+        let patience = seconds("the patience", patience)?.unwrap_or(LONGEST);
         target.write(register(joined.comm.grow(place, world, patience)?)?);
         Ok(())
     })

@@ -23,6 +23,7 @@
     reason = "include/unisono.h says what callers promise"
 )]
 
+pub mod candidate;
 pub mod collectives;
 pub mod communicator;
 pub mod config;

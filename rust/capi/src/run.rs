@@ -220,12 +220,12 @@ impl Receive {
     }
 }
 
-/// A tag that C gives.
+/// A tag that C gives. Those from 2^63 on are the runtime's.
 pub(crate) fn tag(tag: u64) -> Result<u64> {
-    if tag == u64::MAX {
-        return Err(Error::invalid(
-            "the tag is UINT64_MAX, which is not for use",
-        ));
+    if i64::try_from(tag).is_err() {
+        return Err(Error::invalid(format!(
+            "the tag {tag} is more than INT64_MAX"
+        )));
     }
     Ok(tag)
 }

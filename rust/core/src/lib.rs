@@ -52,14 +52,14 @@
 //! The paved path:
 //!
 //! ```no_run
-//! use unisono::{Communicator, config::Config, rendezvous};
+//! use unisono::rendezvous::{MeetingPlace, launcher};
+//! use unisono::{Communicator, config::Config};
 //!
 //! let config = Config::from_env()?;
-//! let launch = rendezvous::launcher::detect()?;
-//! let meeting = rendezvous::open_launch(&launch, &config)?;
-//! let comm = Communicator::join(meeting.store(), launch.rank, launch.world, config)?;
+//! let launch = launcher::detect()?;
+//! let seat = (launch.rank, launch.world);
 //! // Rank 0 serves the store until all have joined.
-//! let _meeting = meeting.joined();
+//! let comm = Communicator::meet(MeetingPlace::Launch(launch), seat, config)?;
 //! let mut gradients = vec![1.0_f32; 1024];
 //! comm.all_reduce(&mut gradients, unisono::types::ReduceOp::Sum)?;
 //! # Ok::<(), unisono::error::Error>(())

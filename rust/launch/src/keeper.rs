@@ -7,7 +7,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getppid, kill_process, set_parent_process_death_signal, waitpid,
+};
 use signal_hook::consts::{SIGCHLD, SIGPIPE, SIGTSTP};
 
 use crate::environment::{Environment, Reservation};
@@ -24,6 +26,10 @@ use crate::{Door, STARTER, again, program};
 const FAILED: u8 = 1;
 /// The pause between two readings of the table of processes, while those that a rank left behind are ending.
 const GLANCE: Duration = Duration::from_millis(20);
+/// The pause before a rank is started again for the second time; then twice as long each time.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A rank that has run for so long may be started again as often as at first.
+const LONG: Duration = Duration::from_secs(60);
 /// This number of requests to end is enough.
 const PATIENCE: u32 = 3;
 
@@ -131,7 +137,9 @@ impl<'a> Keeper<'a> {
             self.ranks.push(Rank {
                 number,
                 pid,
+                since: Duration::ZERO,
                 restarts: 0,
+                again_at: None,
                 ended: None,
             });
         }
@@ -156,8 +164,10 @@ impl<'a> Keeper<'a> {
     }
 
     fn run(&mut self) -> u8 {
-        while self.ranks.iter().any(|rank| rank.ended.is_none()) {
-            match self.caught.next(self.deadline) {
+        while self.goes_on() {
+            let again = self.ranks.iter().filter_map(|rank| rank.again_at).min();
+            match self.caught.next(self.deadline.or(again)) {
+                None if self.deadline.is_none() => self.start_due(),
                 None => self.kill(format!(
                     "not ended {} s after SIGTERM",
                     self.options.grace.as_secs_f64()
@@ -184,6 +194,19 @@ impl<'a> Keeper<'a> {
         // The ranks too, now that none of them is signalled any more.
         processes::end_all();
         self.report(&left_behind)
+    }
+
+    /// Whether a rank runs, or will.
+    fn goes_on(&mut self) -> bool {
+        if self.is_ending() {
+            self.ranks.iter_mut().for_each(|rank| rank.again_at = None);
+        }
+        let mut ranks = self.ranks.iter();
+        ranks.any(|rank| rank.ended.is_none() || rank.again_at.is_some())
+    }
+
+    fn is_ending(&self) -> bool {
+        self.why != Why::Itself || self.asked_by.is_some()
     }
 
     fn handle(&mut self, event: Event) {
@@ -253,63 +276,67 @@ impl<'a> Keeper<'a> {
         let Some(min) = self.options.min else {
             return false;
         };
-        let runs = self
-            .ranks
-            .iter()
-            .filter(|rank| rank.ended.is_none())
-            .count();
-        let all_is_well = |rank: &Rank| rank.ended.is_some_and(|ended| !ended.how.is_failure());
-        let well = self.ranks.iter().filter(|rank| all_is_well(rank)).count();
-        if self.why != Why::Itself || self.asked_by.is_some() || runs + well < usize::from(min) {
+        let is_well = |rank: &&Rank| rank.ended.is_some_and(|ended| !ended.how.is_failure());
+        let well = self.ranks.iter().filter(is_well).count();
+        let runs = self.ranks.iter().filter(|rank| rank.ended.is_none());
+        if self.is_ending() || runs.count() + well < usize::from(min) {
             return false;
         }
-        let Some(local) = self.ranks.iter().position(|rank| rank.number == number) else {
+        let start = self.start;
+        let (world, most) = (self.part.world, self.options.restarts);
+        let Some(rank) = self.ranks.iter_mut().find(|rank| rank.number == number) else {
             return false;
         };
-        let (world, restarts) = (self.part.world, self.ranks[local].restarts);
-        let what = format!(
-            "rank {number} of {world} failed after {}: {how}",
-            self.ran(local)
-        );
+        let after = rank.ended.map(|ended| ended.after).unwrap_or_default();
+        if after.saturating_sub(rank.since) >= LONG {
+            rank.restarts = 0;
+        }
+        let seconds = report::seconds(after);
+        let what = format!("rank {number} of {world} failed after {seconds}: {how}");
         // A rank that has ended well meets no other one again.
-        if well > 0 || restarts >= self.options.restarts {
+        if well > 0 || rank.restarts >= most {
             say(&format!("{what}; the others go on"));
             return true;
         }
-        match self.start_again(local) {
-            Ok(()) => {
-                let most = self.options.restarts;
-                say(&format!(
-                    "{what}; started again ({} of {most})",
-                    restarts + 1
-                ));
-                true
-            }
-            Err(error) => {
-                say(&format!("{what}; it cannot be started again: {error}"));
-                false
-            }
-        }
+        let pause = match rank.restarts {
+            0 => Duration::ZERO,
+            before => PAUSE * 2_u32.saturating_pow(u32::from(before) - 1),
+        };
+        rank.restarts += 1;
+        rank.again_at = Some(start + start.elapsed() + pause.min(LONG));
+        let count = rank.restarts;
+        say(&format!("{what}; started again ({count} of {most})"));
+        self.start_due();
+        true
     }
 
-    /// How long the rank with this number on this host has run.
-    fn ran(&self, local: usize) -> String {
-        let after = self.ranks[local].ended.map(|ended| ended.after);
-        report::seconds(after.unwrap_or_default())
+    /// Starts the ranks again whose time has come.
+    fn start_due(&mut self) {
+        for local in 0..self.ranks.len() {
+            let is_due = |at| at <= Instant::now();
+            if !self.ranks[local].again_at.is_some_and(is_due) {
+                continue;
+            }
+            self.ranks[local].again_at = None;
+            if let Err(error) = self.start_again(local) {
+                let number = self.ranks[local].number;
+                say(&format!("rank {number} cannot be started again: {error}"));
+            }
+        }
     }
 
     /// Starts a rank again that has ended.
     fn start_again(&mut self, local: usize) -> io::Result<()> {
         let mut command = self.command(local as u16);
-        if let Some(ways) = &self.ways {
-            ways.lead(self.ranks[local].number, &mut command)?;
-        }
-        // Processes that it had started and left behind serve nobody.
-        self.ranks[local].signal_group(Signal::KILL);
-        let pid = Pid::from_child(&command.spawn()?);
         let rank = &mut self.ranks[local];
-        rank.pid = pid;
-        rank.restarts += 1;
+        if let Some(ways) = &self.ways {
+            ways.lead(rank.number, &mut command)?;
+        }
+        // What is left of it serves nobody, and it is looked for no more.
+        rank.signal_group(Signal::KILL);
+        let _ = waitpid(Some(rank.pid), WaitOptions::NOHANG);
+        rank.pid = Pid::from_child(&command.spawn()?);
+        rank.since = self.start.elapsed();
         rank.ended = None;
         Ok(())
     }

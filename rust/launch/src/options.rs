@@ -51,7 +51,7 @@ pub(crate) struct Options {
           value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
     pub(crate) min: Option<u16>,
 
-    /// How often one rank is started again
+    /// How often one rank is started again. One that has run for a minute begins anew
     #[arg(long, value_name = "TIMES", default_value = "3", requires = "min")]
     pub(crate) restarts: u16,
 

@@ -14,8 +14,12 @@ use crate::signals::{is_for_group, name};
 pub(crate) struct Rank {
     pub(crate) number: u16,
     pub(crate) pid: Pid,
-    /// How often it was started again.
+    /// When it was started last, since the job was.
+    pub(crate) since: Duration,
+    /// How often it was started again, since it last ran for long.
     pub(crate) restarts: u16,
+    /// When it is to be started again.
+    pub(crate) again_at: Option<Instant>,
     pub(crate) ended: Option<Ended>,
 }
 

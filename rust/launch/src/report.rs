@@ -177,7 +177,9 @@ mod tests {
             .map(|(ending, number)| Rank {
                 number,
                 pid: getpid(),
+                since: Duration::ZERO,
                 restarts: 0,
+                again_at: None,
                 ended: ended(ending),
             })
             .collect()

@@ -44,7 +44,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn register(comm: unisono::Communicator) -> Arc<Self> {
+    pub(crate) fn register(comm: unisono::Communicator) -> Arc<Self> {
         let shared = Arc::new(Self { comm });
         let mut open = OPEN.lock();
         open.retain(|known| known.strong_count() > 0);

@@ -6,6 +6,7 @@
 
 mod array_struct;
 mod arrays;
+mod candidate;
 mod collectives;
 mod communicator;
 mod counts;
@@ -39,6 +40,7 @@ pub const THREADS_END: Duration = Duration::from_secs(1);
 /// Those of Python.
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    candidate::add_to(module)?;
     communicator::add_to(module)?;
     settings::add_to(module)?;
     heap::add_to(module)?;

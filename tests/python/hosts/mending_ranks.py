@@ -91,7 +91,12 @@ def after_rest(folder: str) -> float:
     return took
 
 
-def sent_before_rest(folder: str) -> None:
+def sent_before_the_end(folder: str) -> None:
+    """The same of a rank that leaves."""
+    sent_before_rest(folder, leaves=True)
+
+
+def sent_before_rest(folder: str, leaves: bool = False) -> None:
     """Receive what a rank has sent that does nothing since, over connections that have broken."""
     comm = unisono.init()
     data, first = np.arange(3000.0), np.zeros(1)
@@ -102,12 +107,15 @@ def sent_before_rest(folder: str) -> None:
         comm.send(data, 1)  # nothing goes at this moment
     Path(folder, f"sent-{comm.rank}").touch()
     if comm.rank == 0:
-        time.sleep(3.0)
+        while leaves and not Path(folder, "reset").exists():
+            time.sleep(0.001)
+        time.sleep(0.0 if leaves else 3.0)
     else:
         received = np.empty_like(data)
         began = time.monotonic()
         comm.recv(received, 0)
         assert time.monotonic() - began < 2.5
         np.testing.assert_array_equal(received, data)
-    comm.barrier()
+    if not leaves:
+        comm.barrier()
     comm.close()

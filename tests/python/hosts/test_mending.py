@@ -140,7 +140,8 @@ def test_connections_that_were_forgotten_while_no_rank_used_them(tmp_path):
     assert max(values) < 2, values
 
 
-def test_a_message_of_a_rank_that_does_nothing_more(tmp_path):
+@pytest.mark.parametrize("then", ["sent_before_rest", "sent_before_the_end"])
+def test_a_message_of_a_rank_that_does_nothing_more(then, tmp_path):
     """Its bytes are on their way when the connection breaks, and its caller has been told."""
     with hosts() as net:
 
@@ -150,10 +151,11 @@ def test_a_message_of_a_rank_that_does_nothing_more(tmp_path):
             (tmp_path / "joined").touch()
             await_ranks(tmp_path, "sent", 2)
             reset_all(net, 0)
+            (tmp_path / "reset").touch()
             net.heal(0)
 
         with beside(lose):
-            run(net, 2, "sent_before_rest", str(tmp_path))
+            run(net, 2, then, str(tmp_path))
 
 
 @pytest.mark.parametrize("seconds", [1.5, 4.0])

@@ -49,13 +49,15 @@ def further_ranks(folder: str, first: str, second: str) -> None:
         comm.close()
     assert (grown.rank, grown.size, grown.newcomers) == (rank, 5, [3, 4])
     assert total(grown) == 15
-    rest = grown.split(0 if rank != 2 else 1)
+    # In the opposite order: the rank that serves the store is the last.
+    rest = grown.split(0 if rank != 2 else 1, key=-rank)
     if rank == 2:
         rest.close()
         grown.close()
         # Its own place is free, and it takes it as a process that comes does.
         again = unisono.init(second, rank=2, world_size=5)
     else:
+        assert (rest.rank, rest.size) == ([3, 2, None, 1, 0][rank], 4)
         with pytest.raises(unisono.InvalidArgumentError, match="number 4"):
             rest.grow(4, url=second)
         again = rest.grow(5, url=second)
@@ -134,3 +136,32 @@ def interrupted() -> None:
     else:
         with pytest.raises(unisono.AbortedError, match="interrupted in grow"):
             comm.grow(3)
+
+
+def of_handles(folder: str) -> None:
+    """Ranks 0 to 2 form a group, then those but 1 with rank 3, in another order."""
+    rank, me = place(), unisono.Candidate()
+    Path(folder, f"{rank}.part").write_text(me.handle)
+    Path(folder, f"{rank}.part").rename(Path(folder, str(rank)))
+    handles = []
+    for other in range(4):
+        while not Path(folder, str(other)).exists():
+            time.sleep(0.01)
+        handles.append(Path(folder, str(other)).read_text())
+    first, second = [0, 1, 2], [3, 0, 2]
+    if rank in first:
+        comm = me.form([handles[r] for r in first], 1)
+        assert (comm.rank, comm.size, total(comm)) == (rank, 3, 6)
+        with pytest.raises(unisono.InvalidArgumentError, match="missing|not among"):
+            me.form(handles[3:], 2)
+        with pytest.raises(unisono.InvalidArgumentError, match="was used"):
+            me.form(handles, 1)
+    if rank in second:
+        again = me.form([handles[r] for r in second], 2)
+        assert (again.rank, again.size, total(again)) == (second.index(rank), 3, 6)
+        # One does not come.
+        begun = time.monotonic()
+        with pytest.raises(unisono.TimeoutError, match="rank 3" if rank == 3 else None):
+            me.form([*(handles[r] for r in second), handles[1]], 3, timeout=0.5)
+        assert time.monotonic() - begun < 10
+        assert total(again) == 6

@@ -36,3 +36,9 @@ def test_a_rank_that_is_lost_meanwhile(tmp_path):
 
 def test_a_signal_ends_it(tmp_path):
     run(2, "interrupted")
+
+
+@pytest.mark.parametrize("secret", [None, "0f" * 32])
+def test_groups_form_of_handles(secret, tmp_path):
+    more = {} if secret is None else {"UNISONO_LAUNCH_SECRET": secret}
+    run(4, "of_handles", str(tmp_path), **more)

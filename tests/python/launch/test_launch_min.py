@@ -24,7 +24,7 @@ def heal(comm):
     comm.close()
     try:
         whole = left.grow(timeout=50)
-    except unisono.PeerLostError:
+    except unisono.Error:
         return heal(left)
     left.close()
     return whole
@@ -122,3 +122,60 @@ def test_output_of_all_lives(launch, tmp_path):
     (tmp_path / "x").unlink()
     done = run([*command, "--output", str(tmp_path / "logs"), program], cwd=tmp_path)
     assert (tmp_path / "logs" / "rank-1.out").read_text() == "here\nhere\n", done
+
+
+def test_a_rank_that_is_killed_while_it_joins(tmp_path):
+    """Another process has its number then, and its entry in the store."""
+    text = """
+import numpy as np, threading, unisono
+rank, mark = int(os.environ["RANK"]), __file__ + ".killed"
+if rank == 2 and not os.path.exists(mark):
+    open(mark, "w").close()
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+elif rank == 1:
+    while not os.path.exists(mark):
+        time.sleep(0.01)
+    time.sleep(2.5)
+comm = unisono.init()
+assert comm.all_reduce(np.ones(1))[0] == 3
+print(rank)
+"""
+    command = [*doors()["python"], "-n", "3", "--min", "2", str(script(tmp_path, text))]
+    done = run(command)
+    assert (done.code, sorted(done.out)) == (0, ["[0] 0", "[1] 1", "[2] 2"]), done
+
+
+def test_the_next_grow_after_one_in_vain(tmp_path):
+    """Ranks 0 and 3 are gone, and the second of them comes late."""
+    text = """
+import numpy as np, unisono
+rank, folder = int(os.environ["RANK"]), os.path.dirname(__file__)
+life = os.path.join(folder, f"life-{rank}")
+is_first = not os.path.exists(life)
+open(life, "a").close()
+if rank == 3 and not is_first:
+    time.sleep(4)
+comm = unisono.init()
+if is_first and rank in (0, 3):
+    comm.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+if is_first:
+    comm.barrier()
+    try:
+        comm.barrier()
+    except unisono.Error:
+        left, vain = comm.shrink(), 0
+    while left.size < 4:
+        try:
+            comm = left = left.grow(timeout=2)
+        except unisono.Error as error:
+            vain += 1
+            assert left.all_reduce(np.ones(1))[0] == 2
+    assert vain > 0
+assert comm.all_reduce(np.ones(1))[0] == 4
+print(rank)
+"""
+    # A meeting in vain ends those that had come, too.
+    command = [*doors()["python"], "-n", "4", "--min", "2", "--restarts", "9"]
+    done = run([*command, str(script(tmp_path, text))])
+    assert (done.code, sorted(done.out)) == (0, [f"[{r}] {r}" for r in range(4)]), done

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::time::Duration;
 
 use super::Communicator;
 use crate::config::Config;
@@ -78,5 +79,21 @@ impl Candidate {
         let group = Group::of_roster(seat, roster, members, (rank, self.config.clone()))?;
         self.numbers.lock().insert(number);
         Ok(Communicator::new(group))
+    }
+
+    /// As [`form`](Self::form), and waits until all have come: as long as `patience`, or as joining may take.
+    ///
+    /// # Errors
+    /// As [`form`](Self::form); `Timeout`, on rank 0 with the ranks that did not come; `PeerLost` where a process has ended.
+    pub fn gather(
+        &self,
+        handles: &[String],
+        number: i64,
+        patience: Option<Duration>,
+    ) -> Result<Communicator> {
+        let patience = patience.unwrap_or_else(|| self.config.join_timeout.duration());
+        let comm = self.form(handles, number)?;
+        comm.monitored_barrier(patience, true)?;
+        Ok(comm)
     }
 }

@@ -3,7 +3,7 @@
 //! All ranks of it and those that come meet once more, as at the start, each by its number in the whole job. Those that come
 //! call nothing but the function by which a job begins. The ranks that were there vote on the result over their own group, so
 //! all of them go on with the new one or none does. The votes are awaited from the beginning: a rank that is lost while they
-//! meet ends the meeting of the others.
+//! meet, or cannot meet, ends the meeting of the others.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,13 +21,15 @@ use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
 use crate::types::{DataType, Rank};
 
-/// The tag of the word that the place is open; those of the votes come below it, one after the other. All are out of the
-/// range of users' tags.
+/// The tag of the word that the place is open; those of the votes come below it, one after the other. Users' tags are below
+/// 2^63.
 const OPEN: u64 = u64::MAX - 1;
 /// How long a rank in a store's wait does not look whether its group has failed.
 const GLANCE: Duration = Duration::from_millis(200);
-/// How much longer than its own meeting a rank waits for the votes of others.
+/// How much later than another one a rank may call it.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long it takes at most until all ranks know of a verdict that they wait for.
+const SOON: Duration = Duration::from_secs(15);
 /// No meeting takes longer.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// In the word that the place is open: it is not.
@@ -58,45 +60,42 @@ pub(super) fn grow(
         )));
     }
     let patience = patience.min(LONGEST);
-    let mut vote = Vote::begin(comm, Instant::now() + patience + GRACE)?;
-    let joined = meet(comm, place, (&numbers, world), patience, &mut vote);
-    match vote.count(&joined) {
-        Ok(()) => joined,
-        // Those that came need not wait for operations of this rank.
-        Err(error) => match joined {
-            Ok(grown) => {
-                grown.abort("grow was in vain on another rank");
-                Err(error)
-            }
-            Err(cause) => Err(cause),
-        },
-    }
+    let mut vote = Vote::begin(comm, numbers)?;
+    let joined = meet(comm, place, (world, patience), &mut vote);
+    let error = match (vote.count(&joined, patience), joined) {
+        (Ok(()), joined) => return joined,
+        (Err(error), Ok(grown)) => {
+            // Those that came need not wait for operations of this rank.
+            grown.abort("grow was in vain on another rank");
+            error
+        }
+        (Err(_), Err(cause)) => cause,
+    };
+    Err(group.error().unwrap_or(error))
 }
 
-/// Meets the ranks that come. The ranks of the group have these numbers.
+/// Meets the ranks that come, which takes as long as `patience`.
 fn meet(
     comm: &Communicator,
     place: &MeetingPlace,
-    (numbers, world): (&[Rank], usize),
-    patience: Duration,
+    (world, patience): (usize, Duration),
     vote: &mut Vote<'_>,
 ) -> Result<Communicator> {
-    let group = &comm.group;
-    let rank = numbers[group.rank()];
+    let rank = vote.numbers[comm.group.rank()];
     let mut config = comm.config().clone();
     config.join_timeout = Timeout(Some(patience));
-    // Number 0 serves the store. Where it is rank 0, the others come when the meeting before has ended.
-    let meeting = match group.rank() {
-        0 => {
-            drop(comm.meeting.lock().take());
-            let meeting = place.open(rank, world, &config);
-            vote.open(meeting.is_ok())?;
-            meeting?
+    let open = |vote: &Vote<'_>| place.open_while(rank, world, &config, &|| vote.check());
+    let meeting = if vote.leads() {
+        let before = comm.meeting.lock().take();
+        if let Some(before) = before {
+            before.end();
         }
-        _ => {
-            vote.await_open()?;
-            place.open(rank, world, &config)?
-        }
+        let meeting = open(vote);
+        vote.open(meeting.is_ok())?;
+        meeting?
+    } else {
+        vote.await_open(patience + GRACE)?;
+        open(vote)?
     };
     let comer = Comer {
         is_new: false,
@@ -136,6 +135,7 @@ impl Store for Watched<'_> {
     }
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.vote.check()?;
         self.store.get(key)
     }
 
@@ -160,14 +160,17 @@ impl Store for Watched<'_> {
     }
 }
 
-/// The vote of the ranks of a group on whether they all have joined another one. Rank 0 counts. Before that it says that the
-/// place is open at which they join, and which vote this is: another rank may have missed one, or called for it too early.
+/// The vote of the ranks of a group on whether they all have joined another one. One of them leads: the one that will serve
+/// the store, if it is among them. It says that the place is open at which they join, and which vote this is, since another rank
+/// may have missed one, or called for it too early. In the end it counts.
 struct Vote<'a> {
     group: &'a Arc<Group>,
-    until: Instant,
-    /// From 1. Another rank than 0 hears of it.
+    /// Those of the ranks in the whole job.
+    numbers: Vec<Rank>,
+    leader: Rank,
+    /// From 1. The others hear it from the leader.
     number: Option<u64>,
-    /// Of rank 0 the votes of the others; of another rank that the place is open, and then the result.
+    /// Of the leader the votes of the others; of another rank that the place is open, and then the result.
     awaited: Vec<Awaited>,
 }
 
@@ -179,15 +182,17 @@ struct Awaited {
 }
 
 impl<'a> Vote<'a> {
-    fn begin(comm: &'a Communicator, until: Instant) -> Result<Self> {
+    fn begin(comm: &'a Communicator, numbers: Vec<Rank>) -> Result<Self> {
+        let leader = numbers.iter().position(|number| *number == 0);
         let mut vote = Self {
             group: &comm.group,
-            until,
+            leader: leader.unwrap_or(0),
+            numbers,
             number: None,
             awaited: Vec::new(),
         };
-        if vote.group.rank() > 0 {
-            vote.expect(0, OPEN)?;
+        if !vote.leads() {
+            vote.expect(vote.leader, OPEN)?;
             return Ok(vote);
         }
         let number = comm.votes.fetch_add(1, Ordering::Relaxed) + 1;
@@ -198,8 +203,13 @@ impl<'a> Vote<'a> {
         Ok(vote)
     }
 
+    fn leads(&self) -> bool {
+        self.group.rank() == self.leader
+    }
+
     fn others(&self) -> Vec<Rank> {
-        (1..self.group.world()).collect()
+        let ranks = 0..self.group.world();
+        ranks.filter(|rank| *rank != self.leader).collect()
     }
 
     fn expect(&mut self, from: Rank, tag: u64) -> Result<()> {
@@ -214,71 +224,84 @@ impl<'a> Vote<'a> {
         Ok(())
     }
 
-    /// Rank 0 has opened the place, or has not.
+    /// The leader has opened the place, or has not.
     fn open(&self, is_open: bool) -> Result<()> {
         let number = self.number.unwrap_or(0);
         let word = if is_open { number } else { number | CLOSED };
         self.tell(&self.others(), OPEN, word)
     }
 
-    /// Another rank waits until rank 0 has. A vote that is over is one that this rank has missed.
-    fn await_open(&mut self) -> Result<()> {
+    /// Another rank waits until the leader has. A vote that is over is one that this rank has missed.
+    fn await_open(&mut self, patience: Duration) -> Result<()> {
+        let until = Instant::now() + patience;
         loop {
-            let word = self.hear(&self.awaited[0])?;
+            let left = until.saturating_duration_since(Instant::now());
+            let word = self.hear(&self.awaited[0], left)?;
             self.awaited.clear();
             let number = word & !CLOSED;
-            self.expect(0, tag(number))?;
-            let verdict = &self.awaited[0];
-            if self.group.wait(&verdict.work, Some(MOMENT)).is_ok() {
+            self.expect(self.leader, tag(number))?;
+            if self.group.wait(&self.awaited[0].work, Some(MOMENT)).is_ok() {
                 self.awaited.clear();
-                self.expect(0, OPEN)?;
+                self.expect(self.leader, OPEN)?;
                 continue;
             }
             self.number = Some(number);
+            self.check()?;
             return match word == number {
                 true => Ok(()),
-                false => Err(self.in_vain(0)),
+                false => Err(self.in_vain(self.leader)),
             };
         }
     }
 
-    /// Whether this rank may still join: its group has not failed, and others have not given up.
+    /// Whether this rank may still join: its group has not failed, and no other rank has given up.
     fn check(&self) -> Result<()> {
         if let Some(error) = self.group.error() {
-            return Err(error);
+            // The ranks that come have other numbers than those by which it names a rank.
+            let what = format!("the group that grows has failed: {}", error.message);
+            return Err(Error::new(Code::Aborted, what));
         }
-        match self.awaited.first() {
-            Some(verdict) if self.group.rank() > 0 && verdict.work.result().is_some() => {
-                Err(self.in_vain(self.hear(verdict)? as usize))
+        if self.number.is_none() {
+            return Ok(());
+        }
+        for awaited in &self.awaited {
+            if awaited.work.result().is_some() {
+                let said = self.hear(awaited, MOMENT)?;
+                if said != JOINED {
+                    return Err(self.in_vain(said as usize));
+                }
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// Whether all ranks have joined, as this one has or has not.
-    fn count(self, joined: &Result<Communicator>) -> Result<()> {
+    fn count(&self, joined: &Result<Communicator>, patience: Duration) -> Result<()> {
+        let Some(number) = self.number else {
+            // It was not called for.
+            return Err(self.in_vain(self.leader));
+        };
         let mine = match joined {
             Ok(_) => JOINED,
             Err(_) => self.group.rank() as u64,
         };
-        let Some(number) = self.number else {
-            // Rank 0 has not called for it.
-            return Err(self.in_vain(0));
-        };
-        let verdict = if self.group.rank() == 0 {
-            let heard: Result<Vec<u64>> = self.awaited.iter().map(|vote| self.hear(vote)).collect();
-            let verdict = match &heard {
-                Ok(votes) => votes.iter().copied().fold(mine, u64::min),
-                Err(error) => error.peer.map_or(0, |late| late as u64),
+        let verdict = if self.leads() {
+            let counted = match joined {
+                // They have joined as well, and say so soon.
+                Ok(_) => self.count_votes(),
+                Err(_) => Ok(mine),
+            };
+            let verdict = match &counted {
+                Ok(verdict) => *verdict,
+                Err(_) => mine.min(self.group.rank() as u64),
             };
             let told = self.tell(&self.others(), tag(number), verdict);
-            heard?;
-            told?;
-            verdict
+            told.and(counted)?
         } else {
-            self.tell(&[0], tag(number), mine)?;
+            self.tell(&[self.leader], tag(number), mine)?;
             match self.awaited.first() {
-                Some(verdict) => self.hear(verdict)?,
+                // The leader has no more time to join than this rank had.
+                Some(verdict) => self.hear(verdict, patience + SOON)?,
                 None => 0,
             }
         };
@@ -288,6 +311,16 @@ impl<'a> Vote<'a> {
         }
     }
 
+    fn count_votes(&self) -> Result<u64> {
+        let until = Instant::now() + SOON;
+        let mut verdict = JOINED;
+        for vote in &self.awaited {
+            let left = until.saturating_duration_since(Instant::now());
+            verdict = verdict.min(self.hear(vote, left)?);
+        }
+        Ok(verdict)
+    }
+
     /// This rank has not met those that come.
     fn in_vain(&self, rank: Rank) -> Error {
         let rank = rank.min(self.group.world() - 1);
@@ -295,17 +328,16 @@ impl<'a> Vote<'a> {
         let what = format!(
             "grow: {name} has not met the processes that come, or not in time; its own error says why"
         );
-        Error::new(Code::Aborted, what).with_peer(rank)
+        Error::new(Code::Aborted, what).with_peer(self.numbers[rank])
     }
 
-    fn hear(&self, Awaited { from, work, bytes }: &Awaited) -> Result<u64> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        self.group.wait(work, Some(left)).map_err(|error| {
+    fn hear(&self, Awaited { from, work, bytes }: &Awaited, within: Duration) -> Result<u64> {
+        self.group.wait(work, Some(within)).map_err(|error| {
             if error.code != Code::Timeout || self.group.error().is_some() {
                 return error;
             }
             let what = format!("grow: {} has not called it", self.group.name_of(*from));
-            Error::new(Code::Timeout, what).with_peer(*from)
+            Error::new(Code::Timeout, what).with_peer(self.numbers[*from])
         })?;
         // SAFETY: the operation has ended.
         let bytes = unsafe { bytes.read() };
@@ -314,15 +346,10 @@ impl<'a> Vote<'a> {
 
     /// Sends these ranks a number.
     fn tell(&self, to: &[Rank], tag: u64, number: u64) -> Result<()> {
-        let send = |to: &Rank| {
+        for to in to {
             let (bytes, memory) = Bytes::lend(number.to_le_bytes().to_vec());
             self.group
-                .send(DataType::UInt8, memory, (*to, tag), options(bytes))
-        };
-        let sends = to.iter().map(send).collect::<Result<Vec<_>>>()?;
-        for work in sends {
-            let left = self.until.saturating_duration_since(Instant::now());
-            self.group.wait(&work, Some(left))?;
+                .send(DataType::UInt8, memory, (*to, tag), options(bytes))?;
         }
         Ok(())
     }

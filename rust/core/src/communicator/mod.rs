@@ -51,7 +51,7 @@ pub struct Communicator {
     /// Where its ranks met, and will meet others.
     place: Option<MeetingPlace>,
     /// On the rank that serves the store: others may still need it to join.
-    meeting: Mutex<Option<Meeting>>,
+    meeting: Arc<Mutex<Option<Meeting>>>,
     /// How often rank 0 has called for a vote on growing.
     votes: AtomicU64,
 }
@@ -145,7 +145,7 @@ impl Communicator {
             former: None,
             newcomers: Vec::new(),
             place: None,
-            meeting: Mutex::new(None),
+            meeting: Arc::new(Mutex::new(None)),
             votes: AtomicU64::new(0),
             group: Own::new(group),
         }
@@ -162,7 +162,7 @@ impl Communicator {
     /// Its ranks have met here.
     fn at(mut self, place: MeetingPlace, meeting: Meeting) -> Self {
         self.place = Some(place);
-        self.meeting = Mutex::new(meeting.joined());
+        self.meeting = Arc::new(Mutex::new(meeting.joined()));
         self
     }
 
@@ -338,6 +338,7 @@ impl Communicator {
         let mut shrunk = Self::new(group);
         shrunk.former = Some(former);
         shrunk.place = self.place.clone();
+        shrunk.meeting = Arc::clone(&self.meeting);
         Ok(shrunk)
     }
 
@@ -364,7 +365,8 @@ impl Communicator {
         let place = place.filter(|place| is_given || !place.is_for_once());
         let place = place.ok_or_else(|| {
             Error::invalid(
-                "grow: the ranks of this communicator have met where those that come cannot meet them (a file, an id, a store of the                  program, another communicator): give the URL of a place, and those that come the same one",
+                "grow: the ranks of this communicator have met where those that come cannot meet them (a file, an id, a store \
+                 of the program, another communicator): give the URL of a place, and those that come the same one",
             )
         })?;
         let world = world.unwrap_or_else(|| place.world());
@@ -479,7 +481,8 @@ impl Communicator {
         self.group.close();
         self.levels.each().for_each(Self::close);
         if self.check_process().is_ok() {
-            drop(self.meeting.lock().take());
+            let meeting = self.meeting.lock().take();
+            drop(meeting);
         }
     }
 

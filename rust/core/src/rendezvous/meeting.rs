@@ -26,6 +26,9 @@ use crate::types::Rank;
 /// How long a rank that goes serves its store on, for ranks that came and have not said that they are done with it.
 const FAREWELL: Duration = Duration::from_secs(3);
 
+/// Whether a rank is still to wait for the store.
+pub(crate) type Check<'a> = &'a dyn Fn() -> Result<()>;
+
 /// The store at which the ranks of one group meet, for one of them.
 ///
 /// Dropping it says that this rank needs it no longer, its attempt to join having ended well or not. On the rank that
@@ -76,11 +79,25 @@ impl MeetingPlace {
     /// Opens the store there.
     ///
     /// # Errors
-    /// As [`open_launch`] and [`open_url`].
+    /// As [`open_url`]; `InvalidArgument` where the launcher does not say where the ranks meet.
     pub fn open(&self, rank: Rank, world: usize, config: &Config) -> Result<Meeting> {
+        self.open_while(rank, world, config, &|| Ok(()))
+    }
+
+    /// The same, as long as `check` finds no reason to give up.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and those of `check`.
+    pub(crate) fn open_while(
+        &self,
+        rank: Rank,
+        world: usize,
+        config: &Config,
+        check: Check<'_>,
+    ) -> Result<Meeting> {
         match self {
-            Self::Launch(launch) => open_launch(&launch.of(rank, world), config),
-            Self::Url(url, _) => open_url(url, rank, world, config),
+            Self::Launch(launch) => open_launch(&launch.of(rank, world), config, check),
+            Self::Url(url, _) => open_at(url, (rank, world), config, check),
             Self::Id(id) => id.open(rank, world, config.join_timeout.duration()),
         }
     }
@@ -116,6 +133,11 @@ impl Meeting {
             None => store.until(Instant::now().checked_add(patience)),
         };
         Self::new(Opened::Tcp(Box::new(store)), rank, world)
+    }
+
+    /// Ends it on the rank that serves the store, without a wait for others: all that need it have joined.
+    pub(crate) fn end(mut self) {
+        self.opened = Opened::Other(Box::new(MemoryStore::default()));
     }
 
     /// The store.
@@ -188,6 +210,15 @@ fn leave(store: &dyn Store, rank: Rank, world: usize, patience: Duration) {
 /// `InvalidArgument` for any other URL, and as [`Secret::read_file`]; `Timeout` when rank 0 does not serve in time,
 /// `System` when it cannot.
 pub fn open_url(url: &str, rank: Rank, world: usize, config: &Config) -> Result<Meeting> {
+    open_at(url, (rank, world), config, &|| Ok(()))
+}
+
+fn open_at(
+    url: &str,
+    (rank, world): (Rank, usize),
+    config: &Config,
+    check: Check<'_>,
+) -> Result<Meeting> {
     if rank >= world {
         return Err(Error::invalid(format!(
             "rank {rank} is not below the world size {world}"
@@ -207,7 +238,7 @@ pub fn open_url(url: &str, rank: Rank, world: usize, config: &Config) -> Result<
             return Err(wrong("the port is 0"));
         }
         let key = StoreKey::new("", users_secret(config)?);
-        return open_tcp(host, &[port], &key, (rank, world), config);
+        return open_tcp(host, &[port], &key, (rank, world), (config, check));
     }
     if let Some(path) = url.strip_prefix("file://") {
         if !path.starts_with('/') {
@@ -221,10 +252,7 @@ pub fn open_url(url: &str, rank: Rank, world: usize, config: &Config) -> Result<
 }
 
 /// Opens the store at which the launcher says that the ranks meet. A world of one needs no meeting.
-///
-/// # Errors
-/// As [`open_url`].
-pub fn open_launch(launch: &Launch, config: &Config) -> Result<Meeting> {
+fn open_launch(launch: &Launch, config: &Config, check: Check<'_>) -> Result<Meeting> {
     let &Launch { rank, world, .. } = launch;
     match &launch.master {
         _ if world == 1 => {
@@ -239,7 +267,7 @@ pub fn open_launch(launch: &Launch, config: &Config) -> Result<Meeting> {
                 .reduce(|one, other| one.mix(&other));
             let key = StoreKey::new(&launch.job, secret);
             let ports = master.candidates();
-            let open = |host| open_tcp(host, &ports, &key, (rank, world), config);
+            let open = |host| open_tcp(host, &ports, &key, (rank, world), (config, check));
             let is_loopback = |ip: IpAddr| ip.is_loopback();
             let is_here = master.host == "localhost" || master.host.parse().is_ok_and(is_loopback);
             if is_here || !launch.is_one_host(world) {
@@ -275,7 +303,7 @@ fn open_tcp(
     ports: &[u16],
     key: &StoreKey,
     (rank, world): (Rank, usize),
-    config: &Config,
+    (config, check): (&Config, Check<'_>),
 ) -> Result<Meeting> {
     let patience = config.join_timeout.duration();
     let store = match rank {
@@ -284,7 +312,7 @@ fn open_tcp(
             descriptors::make_room(world);
             TcpStore::own(TcpStoreServer::start_any(host, ports, key)?)?
         }
-        _ => TcpStore::connect_any(host, ports, key, patience)?,
+        _ => TcpStore::connect_while(host, ports, key, patience, check)?,
     };
     tracing::debug!(address = %store.address(), rank, "the ranks meet here");
     Ok(Meeting::over_tcp(store, rank, world, patience))
@@ -388,10 +416,10 @@ mod tests {
             secret: Some(Secret::from_bytes(b"of the launcher")),
             source: "torchrun",
         };
-        meet(|rank| open_launch(&launch(rank), &config("10")));
+        meet(|rank| open_launch(&launch(rank), &config("10"), &|| Ok(())));
         let mut alone = launch(0);
         (alone.world, alone.master) = (1, None);
-        open_launch(&alone, &config("10")).expect("needs no meeting");
+        open_launch(&alone, &config("10"), &|| Ok(())).expect("needs no meeting");
     }
 
     #[test]
@@ -413,12 +441,13 @@ mod tests {
             source: "torchrun",
         };
         meet(|rank| {
-            let meeting = open_launch(&launch(rank), &config("10"))?;
+            let meeting = open_launch(&launch(rank), &config("10"), &|| Ok(()))?;
             let address = meeting.store().address().expect("over TCP");
             assert!(address.ip().is_loopback(), "{address}");
             Ok(meeting)
         });
-        let alone = open_launch(&launch(1), &config("0.1")).expect_err("rank 0 does not come");
+        let alone =
+            open_launch(&launch(1), &config("0.1"), &|| Ok(())).expect_err("rank 0 does not come");
         let why = "torchrun says that all 3 ranks are on this host, so they meet here and not at 192.0.2.1";
         assert!(alone.message.ends_with(why), "{alone}");
     }
@@ -507,17 +536,18 @@ mod tests {
             source: "torchrun",
         };
         let port = free_port();
-        let first = open_launch(&launch(0, "one", port), &config("10")).expect("open");
+        let first = open_launch(&launch(0, "one", port), &config("10"), &|| Ok(())).expect("open");
         for secret in ["two", ""] {
-            let error =
-                open_launch(&launch(1, secret, port), &config("0.3")).expect_err("kept out");
+            let error = open_launch(&launch(1, secret, port), &config("0.3"), &|| Ok(()))
+                .expect_err("kept out");
             assert_eq!(error.code, Code::Timeout);
             assert!(error.message.contains("another secret"), "{error}");
         }
         // Two jobs that are launched at one port do not mix: the second takes the next.
-        let second = open_launch(&launch(0, "two", port), &config("10")).expect("open");
+        let second = open_launch(&launch(0, "two", port), &config("10"), &|| Ok(())).expect("open");
         for (secret, meeting) in [("one", &first), ("two", &second)] {
-            let member = open_launch(&launch(1, secret, port), &config("10")).expect("open");
+            let member =
+                open_launch(&launch(1, secret, port), &config("10"), &|| Ok(())).expect("open");
             assert_eq!(member.store().address(), meeting.store().address());
             assert_eq!(
                 member.store().secret(),

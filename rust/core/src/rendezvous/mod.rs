@@ -20,7 +20,8 @@ pub mod store;
 mod tcp;
 pub mod unique_id;
 
-pub use meeting::{Meeting, MeetingPlace, open_launch, open_url};
+pub(crate) use meeting::Check;
+pub use meeting::{Meeting, MeetingPlace, open_url};
 pub use tcp::{server as tcp_server, store as tcp_store};
 
 /// A rank that needs the store of its meeting no longer sets the key that begins so and ends with its number, to the

@@ -160,6 +160,11 @@ pub trait Link: ControlChannel + Send {
         false
     }
 
+    /// Whether one of them that does not has bytes that the peer may lack.
+    fn is_owing(&self) -> bool {
+        false
+    }
+
     /// The last time in which they did not, once it is over; told once.
     fn take_healed(&mut self) -> Option<Outage> {
         None

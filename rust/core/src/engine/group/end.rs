@@ -72,11 +72,33 @@ impl Group {
 
     /// Leaves in good order. Threads that worked for this group alone end soon after; this does not wait for them.
     pub(crate) fn close(&self) {
+        self.await_mending();
         let Some(links) = self.leave() else { return };
         linger(links);
         let endpoint = self.membership.endpoint.lock().take();
         let stay = self.stay.lock().take();
         drop((endpoint, stay));
+    }
+
+    /// Waits while connections are made again that have broken with bytes that the peers may lack: those are lost with this
+    /// rank. A peer that cannot be reached is waited for as long as its host may be silent.
+    fn await_mending(&self) {
+        let until = Instant::now() + self.mending_limit();
+        while !self.is_closed() && self.home.is_here() && self.error().is_none() {
+            let mut core = self.core.lock();
+            self.read_mail(&mut core);
+            let owing = core.links.iter_open().any(|(_, _, open)| {
+                // Whatever it returns, the link returns it again at the next look.
+                let _ = open.link.peer_state();
+                open.ended.is_none() && open.link.is_owing()
+            });
+            self.mend_links(&mut core);
+            drop(core);
+            if !owing || Instant::now() >= until {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Says farewell, and ends what is under way. Returns the links, over which sent bytes may still be on their way, unless

@@ -73,6 +73,14 @@ impl Group {
         true
     }
 
+    /// How long a connection that has broken is tried.
+    pub(crate) fn mending_limit(&self) -> Duration {
+        match self.config.peer_timeout.seconds() {
+            None => self.config.join_timeout.duration().min(NEVER),
+            Some(seconds) => Duration::from_secs(seconds.into()),
+        }
+    }
+
     fn mend_in_background(&self, (lane, peer): (Lane, Rank), breach: Breach) -> Result<(), Error> {
         tracing::debug!(rank = self.rank, peer, ?breach, "a connection broke");
         let socket = breach.socket;
@@ -80,8 +88,7 @@ impl Group {
         let limit = match self.config.peer_timeout.seconds() {
             // Where hosts are never lost the system tries on.
             None if breach.is_dark => NEVER,
-            None => self.config.join_timeout.duration(),
-            Some(seconds) => Duration::from_secs(seconds.into()),
+            _ => self.mending_limit(),
         };
         self.with_request_in_background((lane, peer), true, move |this, seat, request| {
             let now = this.clock.now();

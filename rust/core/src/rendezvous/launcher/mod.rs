@@ -53,17 +53,13 @@ pub struct Master {
 }
 
 impl Launch {
-    /// The same job with this process as `rank` of `world`. Where all ranks were on this host they still are.
+    /// The same job with this process as `rank` of `world`. Further ranks than before may be on other hosts.
     pub(super) fn of(&self, rank: Rank, world: usize) -> Self {
-        let is_one_host = self.is_one_host(self.world);
+        let are_here = world <= self.world && self.is_one_host(self.world);
         Self {
             rank,
             world,
-            local_world: if is_one_host {
-                Some(world)
-            } else {
-                self.local_world
-            },
+            local_world: are_here.then_some(world),
             ..self.clone()
         }
     }

@@ -63,7 +63,13 @@ pub(super) fn join_round(
             joined
         } else {
             let joined = joining.follow();
-            joining.leave(joined.as_ref().err());
+            let failure = joined.as_ref().err();
+            if let Some(error) = failure.filter(|_| !me.is_new) {
+                // The group that takes others in comes again, to another meeting.
+                let what = format!("rank {} has given up: {}", me.rank, error.message);
+                joining.in_trouble(Error::new(Code::Aborted, what));
+            }
+            joining.leave(failure);
             joined
         }
     });
@@ -93,10 +99,12 @@ impl Joining<'_> {
     fn introduce(&self) -> Result<()> {
         let key = entry_key(self.me.rank);
         if let Some(taken) = self.store.get(&key)? {
-            return Err(self.in_trouble(match self.read(self.me.rank, &taken) {
-                Ok(other) => self.claimed_twice(&other.row),
-                Err(refused) => refused,
-            }));
+            match self.read(self.me.rank, &taken) {
+                // Its process has ended while it joined, and this one was started in its place.
+                Ok(other) if !self.may_run(&other.row) => {}
+                Ok(other) => return Err(self.in_trouble(self.claimed_twice(&other.row))),
+                Err(refused) => return Err(self.in_trouble(refused)),
+            }
         }
         self.store.set(&key, &self.seal.write_entry(&self.entry))?;
         if self.me.rank == 0 {
@@ -172,6 +180,14 @@ impl Joining<'_> {
                         list(&missing)
                     );
                 }
+            }
+        }
+        for (rank, row) in &mut rows {
+            if !self.may_run(row)
+                && let Some(bytes) = self.store.get(&entry_key(*rank))?
+            {
+                // Another process may have been started in its place.
+                *row = self.accept(*rank, &bytes)?;
             }
         }
         Ok(rows.into_values().collect())

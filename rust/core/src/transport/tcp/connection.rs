@@ -286,6 +286,11 @@ impl Connection {
         matches!(self.stage, Stage::Flowing)
     }
 
+    /// Whether it has bytes that the peer may lack, and they do not go.
+    pub(super) fn is_owing(&self) -> bool {
+        !self.is_flowing() && self.beyond().is_none() && self.ledger.kept() > 0
+    }
+
     /// Looks whether the socket has broken, or the peer has closed its end.
     pub(super) fn look(&mut self) {
         let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;

@@ -381,6 +381,12 @@ impl Link for TcpLink {
         (self.breaches.outage().is_some() || !all_flow) && self.broken.is_none()
     }
 
+    fn is_owing(&self) -> bool {
+        let outgoing = self.outgoing.stripes().iter();
+        let mut connections = outgoing.chain(self.incoming.stripes()).chain([&self.data]);
+        connections.any(Connection::is_owing) && self.broken.is_none()
+    }
+
     fn is_unanswered(&self) -> bool {
         let silence = self.control.silence();
         silence.is_some_and(|silence| silence >= UNANSWERED) && self.broken.is_none()

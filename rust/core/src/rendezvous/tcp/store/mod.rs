@@ -29,6 +29,7 @@ use super::wire::{
 use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::locks::Mutex;
+use crate::rendezvous::Check;
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::{Store, check_key, check_value, not_set};
 
@@ -84,11 +85,26 @@ impl TcpStore {
         key: &StoreKey,
         timeout: Duration,
     ) -> Result<Self> {
+        Self::connect_while(host, ports, key, timeout, &|| Ok(()))
+    }
+
+    /// The same, as long as `check` finds no reason to give up.
+    ///
+    /// # Errors
+    /// As [`connect_any`](Self::connect_any), and those of `check`.
+    pub(in crate::rendezvous) fn connect_while(
+        host: &str,
+        ports: &[u16],
+        key: &StoreKey,
+        timeout: Duration,
+        check: Check<'_>,
+    ) -> Result<Self> {
         let begun = Instant::now();
         let mut pause = SHORTEST_PAUSE;
         // Those that answered, and what; they may be gone when the time is over.
         let mut strangers = Vec::new();
         loop {
+            check()?;
             let mut seen = Vec::new();
             for &port in ports {
                 let left = timeout.saturating_sub(begun.elapsed());
