@@ -152,7 +152,7 @@ def of_handles(folder: str) -> None:
     if rank in first:
         comm = me.form([handles[r] for r in first], 1)
         assert (comm.rank, comm.size, total(comm)) == (rank, 3, 6)
-        with pytest.raises(unisono.InvalidArgumentError, match="missing|not among"):
+        with pytest.raises(unisono.InvalidArgumentError, match="not among"):
             me.form(handles[3:], 2)
         with pytest.raises(unisono.InvalidArgumentError, match="was used"):
             me.form(handles, 1)
