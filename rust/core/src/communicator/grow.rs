@@ -56,7 +56,8 @@ pub(super) fn grow(
     }
     if world <= numbers.len() {
         return Err(Error::invalid(format!(
-            "grow: the group has {world} ranks already"
+            "grow: the group has {} ranks already, and is to have {world}",
+            numbers.len()
         )));
     }
     let patience = patience.min(LONGEST);
