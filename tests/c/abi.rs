@@ -93,6 +93,7 @@ fn generated() -> String {
         ("LevelNumber", "unisono_log_level"),
         ("LogFunction", "unisono_log_function"),
         ("Communicator", "unisono_communicator"),
+        ("Candidate", "unisono_candidate"),
         ("Work", "unisono_work"),
         ("UniqueId", "unisono_unique_id"),
         ("StoreFunctions", "unisono_store"),
