@@ -239,6 +239,7 @@ class Candidate:
         self, handles: Sequence[str], number: int, timeout: _Seconds | None = None
     ) -> Communicator: ...
 
+@final
 class Communicator:
     @property
     def rank(self) -> int: ...

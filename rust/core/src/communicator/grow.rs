@@ -162,8 +162,8 @@ impl Store for Watched<'_> {
 }
 
 /// The vote of the ranks of a group on whether they all have joined another one. One of them leads: the one that will serve
-/// the store, if it is among them. It says that the place is open at which they join, and which vote this is, since another rank
-/// may have missed one, or called for it too early. In the end it counts.
+/// the store, if it is among them. It says that the place is open at which they join, and which vote this is, since another
+/// rank may have missed one, or called for it too early. In the end it counts.
 struct Vote<'a> {
     group: &'a Arc<Group>,
     /// Those of the ranks in the whole job.
@@ -443,11 +443,12 @@ mod tests {
             let elsewhere = (rank == 1).then(|| MeetingPlace::Url("nowhere".into(), 3));
             let soon = Duration::from_millis(300);
             let error = comm.grow(elsewhere, Some(3), soon).expect_err("in vain");
-            let code = match rank {
-                0 => Code::Timeout,
-                _ => Code::InvalidArgument,
+            let is_named = match rank {
+                // It may hear of rank 1 before its time is over.
+                0 => [Code::Timeout, Code::Aborted].contains(&error.code),
+                _ => error.code == Code::InvalidArgument,
             };
-            assert_eq!(error.code, code, "{error}");
+            assert!(is_named, "{error}");
             assert_eq!(sum(&comm), 3.0);
         };
         thread::scope(|scope| {

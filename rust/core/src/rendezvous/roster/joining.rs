@@ -101,7 +101,7 @@ impl Joining<'_> {
         if let Some(taken) = self.store.get(&key)? {
             match self.read(self.me.rank, &taken) {
                 // Its process has ended while it joined, and this one was started in its place.
-                Ok(other) if !self.may_run(&other.row) => {}
+                Ok(other) if self.is_vacant(&other.row)? => {}
                 Ok(other) => return Err(self.in_trouble(self.claimed_twice(&other.row))),
                 Err(refused) => return Err(self.in_trouble(refused)),
             }
@@ -240,6 +240,13 @@ impl Joining<'_> {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether another process may take the place of the one of this row, which has ended before the group formed. A store
+    /// that outlives its job keeps what its processes have left.
+    fn is_vacant(&self, row: &Row) -> Result<bool> {
+        let has_ended = !self.may_run(row) && self.store.relic().is_none();
+        Ok(has_ended && self.store.get(VERDICT)?.is_none())
     }
 
     /// Whether the process of this row runs, as far as can be told: on this host, if its number is one of a process here.

@@ -257,8 +257,17 @@ fn several_missing_ranks_are_listed() {
 fn two_processes_with_one_rank_are_both_named() {
     for rank in [0, 1] {
         let store = Arc::new(MemoryStore::default());
-        let other = another_process(rank, 3);
-        let processes = [a_process(0, 3), a_process(1, 3), other];
+        // They run: no other process may take their places.
+        let other = Introduction {
+            pid: 1,
+            ..another_process(rank, 3)
+        };
+        let own = std::process::id();
+        let runs = |rank| Introduction {
+            pid: own,
+            ..a_process(rank, 3)
+        };
+        let processes = [runs(0), runs(1), other];
         let begun = Instant::now();
         let errors = errors(&store, &processes, LONG);
         assert!(
@@ -269,15 +278,35 @@ fn two_processes_with_one_rank_are_both_named() {
             assert_eq!(error.code, Code::InvalidArgument);
             let says = format!("two processes claim rank {rank}");
             assert!(error.message.contains(&says), "{error}");
-            assert!(error.message.contains("process 77 on elsewhere"), "{error}");
+            assert!(error.message.contains("process 1 on elsewhere"), "{error}");
             assert!(
-                error
-                    .message
-                    .contains(&format!("process {} on node0", 1000 + rank)),
+                error.message.contains(&format!("process {own} on node0")),
                 "{error}"
             );
         }
     }
+}
+
+#[test]
+fn a_process_that_has_ended_while_it_joined_is_replaced() {
+    let store = Arc::new(MemoryStore::default());
+    let ended = Introduction {
+        pid: 1 << 30,
+        ..another_process(1, 2)
+    };
+    enter(&*store, &ended, Duration::ZERO).expect_err("alone");
+    let entry = || store.get(&entry_key(1)).expect("a store");
+    let left = entry();
+    thread::scope(|scope| {
+        let next = scope.spawn(|| enter(&*store, &a_process(1, 2), LONG));
+        while entry() == left {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let first = enter(&*store, &a_process(0, 2), LONG);
+        for roster in [first, next.join().expect("no panic")] {
+            assert_eq!(roster.expect("a group").members[1].pid, 1001);
+        }
+    });
 }
 
 #[test]
