@@ -7,18 +7,18 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Communicator;
 use super::bytes::Bytes;
 use crate::config::Timeout;
 use crate::engine::bootstrap::Comer;
 use crate::engine::{Group, PointToPoint, WorkState};
 use crate::error::{Code, Error, Result};
-use crate::rendezvous::MeetingPlace;
+use crate::locks::Mutex;
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
+use crate::rendezvous::{Meeting, MeetingPlace};
 use crate::types::{DataType, Rank};
 
 /// The tag of the word that the place is open; those of the votes come below it, one after the other. Users' tags are below
@@ -39,14 +39,24 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// The vote of a rank that has joined; of one that has not it is its number.
 const JOINED: u64 = u64::MAX;
 
-/// The communicator of `world` ranks among which those of `comm` are, and meet the others at `place`.
+/// The group that takes in others.
+#[derive(Clone, Copy)]
+pub(super) struct Growing<'a> {
+    pub(super) group: &'a Arc<Group>,
+    /// How often its leader has called for a vote.
+    pub(super) votes: &'a AtomicU64,
+    /// The meeting before.
+    pub(super) meeting: &'a Mutex<Option<Meeting>>,
+}
+
+/// The group of `world` ranks among which those of this one are, and meet the others at `place`.
 pub(super) fn grow(
-    comm: &Communicator,
+    growing: Growing<'_>,
     place: &MeetingPlace,
     world: usize,
     patience: Duration,
-) -> Result<Communicator> {
-    let group = &*comm.group;
+) -> Result<(Arc<Group>, Meeting)> {
+    let group = growing.group;
     group.check_open()?;
     let numbers: Vec<Rank> = group.membership.members.numbers().collect();
     if let Some(number) = numbers.iter().find(|number| **number >= world) {
@@ -61,13 +71,14 @@ pub(super) fn grow(
         )));
     }
     let patience = patience.min(LONGEST);
-    let mut vote = Vote::begin(comm, numbers)?;
-    let joined = meet(comm, place, (world, patience), &mut vote);
-    let error = match (vote.count(&joined, patience), joined) {
+    let mut vote = Vote::begin(growing, numbers)?;
+    let joined = meet(growing, place, (world, patience), &mut vote);
+    let error = match (vote.count(joined.is_ok(), patience), joined) {
         (Ok(()), joined) => return joined,
-        (Err(error), Ok(grown)) => {
+        (Err(error), Ok((grown, _))) => {
             // Those that came need not wait for operations of this rank.
             grown.abort("grow was in vain on another rank");
+            grown.close();
             error
         }
         (Err(_), Err(cause)) => cause,
@@ -77,17 +88,17 @@ pub(super) fn grow(
 
 /// Meets the ranks that come, which takes as long as `patience`.
 fn meet(
-    comm: &Communicator,
+    Growing { group, meeting, .. }: Growing<'_>,
     place: &MeetingPlace,
     (world, patience): (usize, Duration),
     vote: &mut Vote<'_>,
-) -> Result<Communicator> {
-    let rank = vote.numbers[comm.group.rank()];
-    let mut config = comm.config().clone();
+) -> Result<(Arc<Group>, Meeting)> {
+    let rank = vote.numbers[group.rank()];
+    let mut config = group.config.clone();
     config.join_timeout = Timeout(Some(patience));
     let open = |vote: &Vote<'_>| place.open_while(rank, world, &config, &|| vote.check());
     let meeting = if vote.leads() {
-        let before = comm.meeting.lock().take();
+        let before = meeting.lock().take();
         if let Some(before) = before {
             before.end();
         }
@@ -106,10 +117,10 @@ fn meet(
         store: meeting.store(),
         vote,
     };
-    let settings = (comm.config().clone(), patience);
+    let settings = (group.config.clone(), patience);
     let grown = Group::join(&store, &comer, settings)?;
-    grown.set_timeout(comm.timeout());
-    Ok(Communicator::met(grown).at(place.of(world), meeting))
+    grown.set_timeout(group.timeout());
+    Ok((grown, meeting))
 }
 
 /// The store of a meeting, whose waits end when this one is in vain.
@@ -183,10 +194,10 @@ struct Awaited {
 }
 
 impl<'a> Vote<'a> {
-    fn begin(comm: &'a Communicator, numbers: Vec<Rank>) -> Result<Self> {
+    fn begin(growing: Growing<'a>, numbers: Vec<Rank>) -> Result<Self> {
         let leader = numbers.iter().position(|number| *number == 0);
         let mut vote = Self {
-            group: &comm.group,
+            group: growing.group,
             leader: leader.unwrap_or(0),
             numbers,
             number: None,
@@ -196,7 +207,7 @@ impl<'a> Vote<'a> {
             vote.expect(vote.leader, OPEN)?;
             return Ok(vote);
         }
-        let number = comm.votes.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = growing.votes.fetch_add(1, Ordering::Relaxed) + 1;
         vote.number = Some(number);
         for from in vote.others() {
             vote.expect(from, tag(number))?;
@@ -277,20 +288,20 @@ impl<'a> Vote<'a> {
     }
 
     /// Whether all ranks have joined, as this one has or has not.
-    fn count(&self, joined: &Result<Communicator>, patience: Duration) -> Result<()> {
+    fn count(&self, has_joined: bool, patience: Duration) -> Result<()> {
         let Some(number) = self.number else {
             // It was not called for.
             return Err(self.in_vain(self.leader));
         };
-        let mine = match joined {
-            Ok(_) => JOINED,
-            Err(_) => self.group.rank() as u64,
+        let mine = match has_joined {
+            true => JOINED,
+            false => self.group.rank() as u64,
         };
         let verdict = if self.leads() {
-            let counted = match joined {
+            let counted = match has_joined {
                 // They have joined as well, and say so soon.
-                Ok(_) => self.count_votes(),
-                Err(_) => Ok(mine),
+                true => self.count_votes(),
+                false => Ok(mine),
             };
             let verdict = match &counted {
                 Ok(verdict) => *verdict,
@@ -384,6 +395,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::communicator::Communicator;
     use crate::config::Config;
     use crate::types::ReduceOp;
 

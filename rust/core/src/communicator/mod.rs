@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 pub use self::candidate::Candidate;
+use self::grow::Growing;
 use self::shrink::{Former, Shrinking};
 pub use self::work::Work;
 use crate::config::Config;
@@ -370,7 +371,13 @@ impl Communicator {
             )
         })?;
         let world = world.unwrap_or_else(|| place.world());
-        grow::grow(self, &place, world, patience)
+        let growing = Growing {
+            group: &self.group,
+            votes: &self.votes,
+            meeting: &self.meeting,
+        };
+        let (group, meeting) = grow::grow(growing, &place, world, patience)?;
+        Ok(Self::met(group).at(place.of(world), meeting))
     }
 
     /// The ranks that came when this communicator formed: all of them, or those that a smaller one [took in](Self::grow). Of

@@ -12,7 +12,7 @@ use super::file_store::FileStore;
 use super::launcher::Launch;
 use super::memory::MemoryStore;
 use super::secret::Secret;
-use super::store::Store;
+use super::store::{Check, Store};
 use super::tcp::server::TcpStoreServer;
 use super::tcp::store::{StoreKey, TcpStore, split_address};
 use super::unique_id::UniqueId;
@@ -25,9 +25,6 @@ use crate::types::Rank;
 
 /// How long a rank that goes serves its store on, for ranks that came and have not said that they are done with it.
 const FAREWELL: Duration = Duration::from_secs(3);
-
-/// Whether a rank is still to wait for the store.
-pub(crate) type Check<'a> = &'a dyn Fn() -> Result<()>;
 
 /// The store at which the ranks of one group meet, for one of them.
 ///

@@ -20,7 +20,6 @@ pub mod store;
 mod tcp;
 pub mod unique_id;
 
-pub(crate) use meeting::Check;
 pub use meeting::{Meeting, MeetingPlace, open_url};
 pub use tcp::{server as tcp_server, store as tcp_store};
 

@@ -16,6 +16,9 @@ pub const MAX_KEY: usize = 4 << 10;
 /// The longest value that the built-in stores take, in bytes.
 pub const MAX_VALUE: usize = 1 << 20;
 
+/// Whether a rank is still to wait for the store.
+pub(crate) type Check<'a> = &'a dyn Fn() -> Result<()>;
+
 /// A key-value store that all ranks of a job can reach. Keys are set once and never deleted.
 pub trait Store: Send + Sync {
     /// Sets `key` to `value`.

@@ -29,9 +29,8 @@ use super::wire::{
 use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::locks::Mutex;
-use crate::rendezvous::Check;
 use crate::rendezvous::secret::Secret;
-use crate::rendezvous::store::{Store, check_key, check_value, not_set};
+use crate::rendezvous::store::{Check, Store, check_key, check_value, not_set};
 
 /// How long one address may take, at most, to accept a connection; and twice as long until it has answered the hello, since a
 /// server that strangers flood gets to it later.
