@@ -430,7 +430,7 @@ unisono_status unisono_communicator_shrink(unisono_communicator* comm, const int
  * \param world_size  how many ranks there will be; 0: as many as met before (not with a `url`)
  * \param patience    seconds to wait for those that come, or #UNISONO_FOREVER
  * \param[out] grown  give it back by unisono_communicator_destroy()
- * \return #UNISONO_INVALID_ARGUMENT if there is no place to meet, nobody is missing, or a rank's
+ * \return #UNISONO_INVALID_ARGUMENT if there is no place to meet, no rank is missing, or a rank's
  * number is not below `world_size`; #UNISONO_ABORTED if another rank of `comm` did not meet those
  * that came
  */

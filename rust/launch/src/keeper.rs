@@ -332,7 +332,7 @@ impl<'a> Keeper<'a> {
         if let Some(ways) = &self.ways {
             ways.lead(rank.number, &mut command)?;
         }
-        // The rest of its process group serves nobody.
+        // The rest of its process group has no use any more.
         rank.signal_group(Signal::KILL);
         let _ = waitpid(Some(rank.pid), WaitOptions::NOHANG);
         rank.pid = Pid::from_child(&command.spawn()?);

@@ -449,7 +449,7 @@ impl Communicator {
     /// Raises
     /// ------
     /// InvalidArgumentError
-    ///     There is no place to meet, nobody is missing, or a rank's number is not below `world_size`.
+    ///     There is no place to meet, no rank is missing, or a rank's number is not below `world_size`.
     /// TimeoutError
     ///     Not all came, or a rank of this communicator has not called it; names such ranks.
     /// AbortedError

@@ -81,6 +81,7 @@ def test_ranks_are_replaced(first, tmp_path):
     command = [*doors()["python"], "-n", "4", "--min", "2", steps(tmp_path, first)]
     done = run(command)
     assert (done.code, sorted(done.out)) == (0, all_of(4)), done
+    assert done.err
     assert all("started again (1 of 3)" in line for line in done.err), done.err
 
 
@@ -91,6 +92,7 @@ def test_deaths_one_after_the_other(seed, tmp_path):
     program = steps(tmp_path, always=f"comm.rank and life < 3 and {likes} and die(*range(25))")
     done = run([*doors()["python"], "-n", "4", "--min", "1", "--restarts", "2", program])
     assert (done.code, sorted(done.out)) == (0, all_of(4)), done
+    assert sum("started again" in line for line in done.err) > 1, done.err
 
 
 def test_fewer_than_the_least_end_the_job(launch, tmp_path):
