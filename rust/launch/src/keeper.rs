@@ -198,11 +198,17 @@ impl<'a> Keeper<'a> {
 
     /// Whether a rank runs, or will.
     fn goes_on(&mut self) -> bool {
-        if self.is_ending() {
+        // A rank that has ended well meets no other one again.
+        if self.is_ending() || self.have_ended_well() > 0 {
             self.ranks.iter_mut().for_each(|rank| rank.again_at = None);
         }
         let mut ranks = self.ranks.iter();
         ranks.any(|rank| rank.ended.is_none() || rank.again_at.is_some())
+    }
+
+    fn have_ended_well(&self) -> usize {
+        let is_well = |rank: &&Rank| rank.ended.is_some_and(|ended| !ended.how.is_failure());
+        self.ranks.iter().filter(is_well).count()
     }
 
     fn is_ending(&self) -> bool {
@@ -276,8 +282,7 @@ impl<'a> Keeper<'a> {
         let Some(min) = self.options.min else {
             return false;
         };
-        let is_well = |rank: &&Rank| rank.ended.is_some_and(|ended| !ended.how.is_failure());
-        let well = self.ranks.iter().filter(is_well).count();
+        let well = self.have_ended_well();
         let runs = self.ranks.iter().filter(|rank| rank.ended.is_none());
         if self.is_ending() || runs.count() + well < usize::from(min) {
             return false;
@@ -293,7 +298,6 @@ impl<'a> Keeper<'a> {
         }
         let seconds = report::seconds(after);
         let what = format!("rank {number} of {world} failed after {seconds}: {how}");
-        // A rank that has ended well meets no other one again.
         if well > 0 || rank.restarts >= most {
             say(&format!("{what}; the others go on"));
             return true;
@@ -305,7 +309,11 @@ impl<'a> Keeper<'a> {
         rank.restarts += 1;
         rank.again_at = Some(start + start.elapsed() + pause.min(LONG));
         let count = rank.restarts;
-        say(&format!("{what}; started again ({count} of {most})"));
+        let when = match pause.as_secs() {
+            0 => String::new(),
+            seconds => format!(" in {seconds} s"),
+        };
+        say(&format!("{what}; started again{when} ({count} of {most})"));
         self.start_due();
         true
     }

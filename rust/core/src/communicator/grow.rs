@@ -305,7 +305,7 @@ impl<'a> Vote<'a> {
             };
             let verdict = match &counted {
                 Ok(verdict) => *verdict,
-                Err(_) => mine.min(self.group.rank() as u64),
+                Err(_) => self.group.rank() as u64,
             };
             let told = self.tell(&self.others(), tag(number), verdict);
             told.and(counted)?
