@@ -427,7 +427,7 @@ unisono_status unisono_communicator_shrink(unisono_communicator* comm, const int
  * \param comm        the group, such as unisono_communicator_shrink() makes
  * \param url         where they meet; NULL: where the ranks of `comm` met, by the environment or a
  *                    URL, unless that was a file
- * \param world_size  how many ranks there will be; 0: as many as met before (not with a `url`)
+ * \param world_size  how many ranks there will be; 0: as many as met before
  * \param patience    seconds to wait for those that come, or #UNISONO_FOREVER
  * \param[out] grown  give it back by unisono_communicator_destroy()
  * \return #UNISONO_INVALID_ARGUMENT if there is no place to meet, no rank is missing, or a rank's

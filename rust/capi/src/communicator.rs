@@ -103,7 +103,7 @@ pub unsafe extern "C" fn unisono_communicator_from_url(
         let url = unsafe { string("url", url)? };
         let (rank, world) = place(rank, world_size)?;
         let config = settings(config)?;
-        let url = MeetingPlace::Url(url.to_owned(), world);
+        let url = MeetingPlace::Url(url.to_owned());
         let comm = unisono::Communicator::meet(url, (rank, world), config)?;
         target.write(register(comm)?);
         Ok(())
@@ -232,16 +232,10 @@ pub unsafe extern "C" fn unisono_communicator_grow(
                 )));
             }
         };
-        let place = match (url.is_null(), world) {
-            (true, _) => None,
-            (false, None) => {
-                return Err(Error::invalid("grow: with a url it needs the world size"));
-            }
+        let place = match url.is_null() {
+            true => None,
             // SAFETY: the header asks for a text.
-            (false, Some(world)) => Some(MeetingPlace::Url(
-                unsafe { string("url", url)? }.to_owned(),
-                world,
-            )),
+            false => Some(MeetingPlace::Url(unsafe { string("url", url)? }.to_owned())),
         };
         let patience = seconds("the patience", patience)?.unwrap_or(LONGEST);
         target.write(register(joined.comm.grow(place, world, patience)?)?);

@@ -149,7 +149,7 @@ fn init(
     let join = move || {
         let (rank, world) = (launch.rank, launch.world);
         let place = match url {
-            Some(url) => MeetingPlace::Url(url, world),
+            Some(url) => MeetingPlace::Url(url),
             None => MeetingPlace::Launch(launch),
         };
         let comm = unisono::Communicator::meet(place, (rank, world), config)?;
@@ -477,13 +477,7 @@ impl Communicator {
                     .map_err(|_| invalid(py, format!("grow: a world size of {world} is none")))
             })
             .transpose()?;
-        let place = url.map(|url| MeetingPlace::Url(url, world.unwrap_or(0)));
-        if place.is_some() && world.is_none() {
-            return Err(invalid(
-                py,
-                "grow: with a url it needs the world_size".to_owned(),
-            ));
-        }
+        let place = url.map(MeetingPlace::Url);
         let usual = self.core().config().join_timeout.duration();
         let patience = timeout.map_or(usual, |Seconds(limit)| limit);
         let shared = Arc::clone(&self.shared);

@@ -5,7 +5,6 @@
 //! all of them go on with the new one or none does. The votes are awaited from the beginning: a rank that is lost while they
 //! meet, or cannot meet, ends the meeting of the others.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +15,6 @@ use crate::engine::bootstrap::Comer;
 use crate::engine::{Group, PointToPoint, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::locks::Mutex;
-use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
 use crate::rendezvous::{Meeting, MeetingPlace};
 use crate::types::{DataType, Rank};
@@ -151,24 +149,8 @@ impl Store for Watched<'_> {
         self.store.get(key)
     }
 
-    fn address(&self) -> Option<SocketAddr> {
-        self.store.address()
-    }
-
-    fn secret(&self) -> Option<Secret> {
-        self.store.secret()
-    }
-
-    fn is_for_strangers(&self) -> bool {
-        self.store.is_for_strangers()
-    }
-
-    fn ends_with_rank_0(&self) -> bool {
-        self.store.ends_with_rank_0()
-    }
-
-    fn relic(&self) -> Option<String> {
-        self.store.relic()
+    fn underlying(&self) -> Option<&dyn Store> {
+        Some(self.store)
     }
 }
 
@@ -401,10 +383,10 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn free_place(world: usize) -> MeetingPlace {
+    fn free_place() -> MeetingPlace {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        MeetingPlace::Url(format!("tcp://{address}"), world)
+        MeetingPlace::Url(format!("tcp://{address}"))
     }
 
     fn sum(comm: &Communicator) -> f32 {
@@ -416,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_has_gone_is_replaced() {
-        let place = &free_place(3);
+        let place = &free_place();
         let new = |rank| {
             let comm = Communicator::meet(place.clone(), (rank, 3), Config::default());
             comm.expect("they meet")
@@ -447,12 +429,12 @@ mod tests {
 
     #[test]
     fn in_vain_all_stay_where_they_are() {
-        let place = &free_place(2);
+        let place = &free_place();
         let rank = |rank: Rank| {
             let config = Config::default();
             let comm = Communicator::meet(place.clone(), (rank, 2), config).expect("they meet");
             // Rank 1 does not reach the place of the others.
-            let elsewhere = (rank == 1).then(|| MeetingPlace::Url("nowhere".into(), 3));
+            let elsewhere = (rank == 1).then(|| MeetingPlace::Url("nowhere".into()));
             let soon = Duration::from_millis(300);
             let error = comm.grow(elsewhere, Some(3), soon).expect_err("in vain");
             let is_named = match rank {

@@ -51,6 +51,8 @@ pub struct Communicator {
     newcomers: Vec<Rank>,
     /// Where its ranks met, and will meet others.
     place: Option<MeetingPlace>,
+    /// How many met, with those that are gone since.
+    met: usize,
     /// On the rank that serves the store: others may still need it to join.
     meeting: Arc<Mutex<Option<Meeting>>>,
     /// How often rank 0 has called for a vote on growing.
@@ -71,7 +73,7 @@ impl Communicator {
     pub fn meet(place: MeetingPlace, (rank, world): (Rank, usize), config: Config) -> Result<Self> {
         let meeting = place.open(rank, world, &config)?;
         let comm = Self::join(meeting.store(), rank, world, config)?;
-        Ok(comm.at(place.of(world), meeting))
+        Ok(comm.at(place, meeting))
     }
 
     /// Forms a group of `world` ranks that meet through `store`. Blocks until all have come.
@@ -146,6 +148,7 @@ impl Communicator {
             former: None,
             newcomers: Vec::new(),
             place: None,
+            met: group.world(),
             meeting: Arc::new(Mutex::new(None)),
             votes: AtomicU64::new(0),
             group: Own::new(group),
@@ -339,6 +342,7 @@ impl Communicator {
         let mut shrunk = Self::new(group);
         shrunk.former = Some(former);
         shrunk.place = self.place.clone();
+        shrunk.met = self.met;
         shrunk.meeting = Arc::clone(&self.meeting);
         Ok(shrunk)
     }
@@ -346,7 +350,8 @@ impl Communicator {
     /// A communicator of `world` ranks: those of this one and others, which come as at the start of the job, to `place`. Blocks
     /// until all are there, at most `patience`. All ranks of this one call it with the same arguments. Each rank has the number
     /// that it had at the start of the job, and those that come have the rest, so a process may take the place of one that is
-    /// gone. Without `place` they meet where this one's ranks met, and without `world` they are as many as met there.
+    /// gone. Without `place` they meet where this one's ranks met, and without `world` they are as many as met when this one
+    /// formed, or the one that it was shrunk from.
     ///
     /// All ranks get the new communicator or none does; in vain, they may call it again or go on with this one, which stays as
     /// it is: close it when it is not needed any more.
@@ -370,14 +375,14 @@ impl Communicator {
                  of the program, another communicator): give the URL of a place, and those that come the same one",
             )
         })?;
-        let world = world.unwrap_or_else(|| place.world());
+        let world = world.unwrap_or(self.met);
         let growing = Growing {
             group: &self.group,
             votes: &self.votes,
             meeting: &self.meeting,
         };
         let (group, meeting) = grow::grow(growing, &place, world, patience)?;
-        Ok(Self::met(group).at(place.of(world), meeting))
+        Ok(Self::met(group).at(place, meeting))
     }
 
     /// The ranks that came when this communicator formed: all of them, or those that a smaller one [took in](Self::grow). Of

@@ -48,31 +48,13 @@ enum Opened {
 pub enum MeetingPlace {
     /// Where the launcher says.
     Launch(Launch),
-    /// At a URL, as for [`open_url`], as many ranks as this.
-    Url(String, usize),
+    /// At a URL, as for [`open_url`].
+    Url(String),
     /// Where the process that made the id serves, once.
     Id(UniqueId),
 }
 
 impl MeetingPlace {
-    /// How many ranks meet there, unless one says otherwise.
-    pub fn world(&self) -> usize {
-        match self {
-            Self::Launch(launch) => launch.world,
-            Self::Url(_, world) => *world,
-            Self::Id(_) => 0,
-        }
-    }
-
-    /// The same for `world` ranks.
-    pub(crate) fn of(&self, world: usize) -> Self {
-        match self {
-            Self::Launch(launch) => Self::Launch(launch.of(launch.rank, world)),
-            Self::Url(url, _) => Self::Url(url.clone(), world),
-            Self::Id(id) => Self::Id(*id),
-        }
-    }
-
     /// Opens the store there.
     ///
     /// # Errors
@@ -94,7 +76,7 @@ impl MeetingPlace {
     ) -> Result<Meeting> {
         match self {
             Self::Launch(launch) => open_launch(&launch.of(rank, world), config, check),
-            Self::Url(url, _) => open_at(url, (rank, world), config, check),
+            Self::Url(url) => open_at(url, (rank, world), config, check),
             Self::Id(id) => id.open(rank, world, config.join_timeout.duration()),
         }
     }
@@ -103,7 +85,7 @@ impl MeetingPlace {
     pub(crate) fn is_for_once(&self) -> bool {
         match self {
             Self::Launch(_) => false,
-            Self::Url(url, _) => url.starts_with("file:"),
+            Self::Url(url) => url.starts_with("file:"),
             Self::Id(_) => true,
         }
     }

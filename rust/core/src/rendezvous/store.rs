@@ -39,31 +39,36 @@ pub trait Store: Send + Sync {
     /// `System` when the store cannot be reached.
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>>;
 
+    /// The store of which this one is a view: where it is served, and what else follows here, holds for both.
+    fn underlying(&self) -> Option<&dyn Store> {
+        None
+    }
+
     /// Where the store is served, if over the network: the way there tells which of this host's addresses the other
     /// ranks can reach.
     fn address(&self) -> Option<SocketAddr> {
-        None
+        self.underlying()?.address()
     }
 
     /// The secret that only the processes that could open this store know, if it was opened with one.
     fn secret(&self) -> Option<Secret> {
-        None
+        self.underlying()?.secret()
     }
 
     /// Whether processes come to it that were launched apart from this one, unknown to this one's launcher.
     fn is_for_strangers(&self) -> bool {
-        false
+        self.underlying().is_some_and(Store::is_for_strangers)
     }
 
     /// Whether the end of rank 0 may be the end of the store. Rank 0 then sees the others off before it has joined.
     fn ends_with_rank_0(&self) -> bool {
-        true
+        self.underlying().is_none_or(Store::ends_with_rank_0)
     }
 
     /// The part of the store that outlives a killed job, in words, such as `store file /tmp/meeting`: the next job may find
     /// there the entries of the last one's ranks.
     fn relic(&self) -> Option<String> {
-        None
+        self.underlying()?.relic()
     }
 }
 
@@ -142,24 +147,8 @@ impl<S: Store> Store for PrefixStore<S> {
         self.store.get(&self.key(key))
     }
 
-    fn address(&self) -> Option<SocketAddr> {
-        self.store.address()
-    }
-
-    fn secret(&self) -> Option<Secret> {
-        self.store.secret()
-    }
-
-    fn is_for_strangers(&self) -> bool {
-        self.store.is_for_strangers()
-    }
-
-    fn ends_with_rank_0(&self) -> bool {
-        self.store.ends_with_rank_0()
-    }
-
-    fn relic(&self) -> Option<String> {
-        self.store.relic()
+    fn underlying(&self) -> Option<&dyn Store> {
+        Some(&self.store)
     }
 }
 
