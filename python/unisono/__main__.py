@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("launch", help="start the ranks of a program on this host", add_help=False)
     commands.add_parser("run", help="run a program with unisono in gloo's place", add_help=False)
     commands.add_parser("status", help="the ranks on this host, and for whom they wait")
+    commands.add_parser("chaos", help="jobs whose ranks are killed and whose connections break")
     commands.add_parser("build-torch", help="build for a torch that this installation lacks")
     commands.add_parser("settings", help="print the table of settings, as Markdown")
     return parser
@@ -131,6 +132,10 @@ def main(arguments: list[str] | None = None) -> int:
         from unisono._status import status
 
         return status(arguments[1:], _name())
+    if arguments[:1] == ["chaos"]:
+        from unisono._chaos import chaos
+
+        return chaos(arguments[1:], _name())
     chosen = _parser().parse_args(arguments)
     if chosen.flags:
         try:

@@ -38,8 +38,6 @@ def further_ranks(folder: str, first: str, second: str) -> None:
         assert part.newcomers == []
         with pytest.raises(unisono.InvalidArgumentError, match="where those that come cannot"):
             part.grow(5)
-        with pytest.raises(unisono.InvalidArgumentError, match="world_size"):
-            comm.grow(url=second)
         with pytest.raises(unisono.InvalidArgumentError, match="3 ranks already"):
             comm.grow()
         mark.touch()

@@ -66,6 +66,8 @@ pub struct Control {
     asked: Option<Instant>,
     /// This side owes one.
     owes: bool,
+    /// The peer has asked, until that is taken.
+    questioned: bool,
     /// The last position that the peer sent, while it has not been taken.
     position: Option<Position>,
     /// The peer's announcement of frames, and whether it has answered that of this side, until they are taken.
@@ -117,6 +119,7 @@ impl Control {
             state: PeerState::Present,
             asked: None,
             owes: false,
+            questioned: false,
             position: None,
             framing: None,
             framing_heard: false,
@@ -193,6 +196,11 @@ impl Control {
     /// How long the peer's process has owed an answer, as far as has been read.
     pub fn silence(&self) -> Option<Duration> {
         self.asked.map(|asked| asked.elapsed())
+    }
+
+    /// Whether the peer has asked since the last call: it has waited for this side for a while.
+    pub(super) fn take_questioned(&mut self) -> bool {
+        std::mem::take(&mut self.questioned)
     }
 
     /// The last position that the peer sent, if it has not been taken yet.
@@ -359,7 +367,7 @@ impl Control {
                 return;
             }
             Frame::Question => {
-                self.owes = true;
+                (self.owes, self.questioned) = (true, true);
                 return;
             }
             Frame::Framing(from) => {

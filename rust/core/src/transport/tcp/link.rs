@@ -58,6 +58,8 @@ pub struct TcpLink {
     breaches: Breaches,
     /// Nothing comes back over a connection, as far as was seen.
     is_dark: bool,
+    /// Sockets of which the peer has been told that nothing comes back over them, since they were last in doubt.
+    doubted: Vec<SocketId>,
     peer: String,
     buffer: Buffer,
     /// Bytes in the buffer that the last fold left: a part of an element, whose rest has yet to come.
@@ -97,6 +99,7 @@ impl TcpLink {
             dials,
             breaches: Breaches::default(),
             is_dark: false,
+            doubted: Vec::new(),
             peer,
             buffer: Buffer::default(),
             part: 0,
@@ -401,6 +404,10 @@ impl ControlChannel for TcpLink {
     fn peer_state(&mut self) -> PeerState {
         self.news = false;
         let mut said = self.control.peer_state();
+        if self.control.take_questioned() {
+            // The bytes for which it waits may have gone into a connection over which nothing comes there any more.
+            self.doubt();
+        }
         self.follow();
         if self.control.has_news() {
             said = self.control.peer_state();
@@ -445,7 +452,7 @@ impl ControlChannel for TcpLink {
 
     fn ask(&mut self) {
         // Looked at more closely with the state.
-        self.is_dark = true;
+        self.doubt();
         self.control.ask();
     }
 

@@ -126,13 +126,31 @@ impl TcpLink {
         }
     }
 
-    /// Adds the connections that this side opens, where nothing comes back over one of the link.
+    /// Looks at the next look more closely whether anything comes back.
+    pub(super) fn doubt(&mut self) {
+        self.is_dark = true;
+        self.doubted.clear();
+    }
+
+    /// Adds the connections that this side opens, where nothing comes back over one of the link. The peer opens the others: it
+    /// may see nothing of it, so it is told.
     fn suspect(&mut self, was_silent: bool, sockets: &[(SocketId, bool)], found: &mut Vec<Found>) {
         let mut is_dark = was_silent || is_unanswered(self.control.fd());
-        self.each(|_, connection| {
-            is_dark |= connection.is_flowing() && is_unanswered(connection.as_fd());
+        let mut theirs = Vec::new();
+        self.each(|(part, is_ours), connection| {
+            if connection.is_flowing() && is_unanswered(connection.as_fd()) {
+                is_dark = true;
+                let number = connection.sockets();
+                theirs.extend((!is_ours).then_some(SocketId { part, number }));
+            }
         });
         self.is_dark = is_dark;
+        for socket in theirs {
+            if !self.doubted.contains(&socket) {
+                self.doubted.push(socket);
+                self.control.send(&Frame::Broken(socket));
+            }
+        }
         for (socket, is_ours) in sockets.iter().copied() {
             let is_known = |found: &Found| (found.socket, found.is_ours) == (socket, is_ours);
             if is_dark && is_ours && !found.iter().any(is_known) {

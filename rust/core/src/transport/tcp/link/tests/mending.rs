@@ -1,5 +1,7 @@
 //! Links whose connections break at any time, as a seed has it: nothing is lost, doubled or reordered.
 
+use socket2::SockFilter;
+
 use super::*;
 use crate::transport::suite::{Random, pattern};
 
@@ -204,4 +206,49 @@ fn an_abort_is_said_again() {
     a.send_abort(&notice);
     make_again(&mut a, &mut b, Part::Control);
     assert_eq!(suite::end_of(&mut b), PeerState::Aborted(notice));
+}
+
+/// Lets a socket hear nothing any more, as behind a firewall that has forgotten its connection.
+fn deafen(socket: &impl AsFd) {
+    let takes_nothing = SockFilter::new(0x06, 0, 0, 0);
+    let socket = SockRef::from(socket);
+    socket.attach_filter(&[takes_nothing]).unwrap();
+}
+
+#[test]
+fn bytes_into_a_connection_that_hears_nothing_are_noticed_when_their_receiver_asks() {
+    // The one that waits opens the connections, or the other one does.
+    for waits in 0..2 {
+        let (a, b) = links();
+        let mut ends = [a, b];
+        deafen(ends[waits].data.socket());
+        assert_eq!(ends[1 - waits].try_send(&[7; 100]).unwrap(), 100);
+        let begun = Instant::now();
+        let mut broken = Vec::new();
+        while !broken.contains(&Part::Data) {
+            let waited = begun.elapsed();
+            assert!(waited < Duration::from_secs(20), "end {waits} waits");
+            ends[waits].ask();
+            for at in 0..2 {
+                assert_eq!(ends[at].peer_state(), PeerState::Present);
+                let breach = ends[at].wants_mending();
+                broken.extend(
+                    breach
+                        .filter(|breach| breach.is_ours)
+                        .map(|breach| breach.socket.part),
+                );
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let [a, b] = &mut ends;
+        make_again(a, b, Part::Data);
+        let mut received = [0; 100];
+        let mut count = 0;
+        while count < 100 {
+            count += ends[waits].try_recv(&mut received[count..]).unwrap();
+            assert_eq!(ends[1 - waits].peer_state(), PeerState::Present);
+            assert_eq!(ends[waits].peer_state(), PeerState::Present);
+        }
+        assert_eq!(received, [7; 100]);
+    }
 }

@@ -1,0 +1,176 @@
+"""A round of chaos as data: the ranks, their hosts, and the faults, all from one seed."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+#: The kinds of faults, each with what it does.
+KINDS = {
+    "kill": "SIGKILL of a rank",
+    "stop": "SIGSTOP of a rank, and SIGCONT some time later",
+    "delay": "a rank sleeps before an operation",
+    "close": "some TCP connections of a rank are closed",
+    "reset": "some TCP connections of a rank are reset",
+    "drop": "some TCP connections of a rank lose all that comes from then on",
+    "cut": "a rank's host has no network for some time",
+}
+#: Those that need connections over TCP, hosts, and a network in which we may break things.
+OVER_TCP = ("close", "reset", "drop")
+BETWEEN_HOSTS = ("cut",)
+ON_NETWORKS = ("reset", "cut")
+#: Those that last, in seconds at least and at most.
+LASTING = {"stop": (0.1, 3.0), "delay": (0.01, 0.5), "cut": (0.2, 3.0)}
+DOORS = ("numpy", "torch")
+TRANSPORTS = ("auto", "shm", "tcp")
+_WRITTEN = re.compile(r"(\w+)@(\d+):(\d+)(?:/([\d.]+))?")
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """A fault that comes as soon as a rank has begun that operation, or up to 20 ms later."""
+
+    operation: int
+    rank: int
+    kind: str
+    #: How long it lasts.
+    seconds: float = 0.0
+    #: Seconds from the beginning of the operation.
+    late: float = 0.0
+
+    def __str__(self) -> str:
+        lasting = f"/{self.seconds:g}" if self.seconds else ""
+        return f"{self.kind}@{self.rank}:{self.operation}{lasting}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """Read ``KIND@RANK:OPERATION`` or ``KIND@RANK:OPERATION/SECONDS``, as it is printed.
+
+        Raises
+        ------
+        ValueError
+            It is something else.
+        """
+        found = _WRITTEN.fullmatch(text)
+        if not found or found[1] not in KINDS or (found[4] and found[1] not in LASTING):
+            lasting = ", ".join(LASTING)
+            raise ValueError(
+                f"{text!r} is no fault: write KIND@RANK:OPERATION, with /SECONDS for {lasting}; "
+                f"kinds are {', '.join(KINDS)}"
+            )
+        usual = sum(LASTING.get(found[1], (0.0, 0.0))) / 2
+        seconds = float(found[4]) if found[4] else usual
+        return cls(int(found[3]), int(found[2]), found[1], seconds)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The rounds that are wanted: each round chooses among these."""
+
+    ranks: Sequence[int] = (2, 3, 4, 5, 6, 7, 8)
+    hosts: Sequence[int] = (1,)
+    transports: Sequence[str] = TRANSPORTS
+    doors: Sequence[str] = ("numpy",)
+    kinds: Sequence[str] = tuple(KINDS)
+    operations: int = 100
+    #: Given faults, instead of those that a round would choose.
+    faults: Sequence[Fault] = ()
+    #: Whether the jobs have networks of their own.
+    has_networks: bool = False
+
+
+@dataclass(frozen=True)
+class Round:
+    """One job, and the faults that it meets."""
+
+    seed: int
+    door: str
+    transport: str
+    #: The host of each rank.
+    hosts: list[int]
+    operations: int
+    #: Whether processes take the places of ranks that were killed.
+    replaces: bool
+    faults: list[Fault] = field(default_factory=list)
+    #: Instead of these: for so long, in seconds, a fault of one of these kinds after each pause.
+    seconds: float = 0.0
+    every: float = 0.0
+    kinds: list[str] = field(default_factory=list)
+
+    @classmethod
+    def choose(cls, seed: int, wishes: Wishes) -> Round:
+        """Return the round of that seed: the same wishes give the same round."""
+        chance = random.Random(f"unisono chaos {seed}")
+        world, count = chance.choice(wishes.ranks), chance.choice(wishes.hosts)
+        count = min(count, world)
+        hosts = [rank * count // world for rank in range(world)]
+        # Shared memory alone does not lead to another host.
+        transports = [kind for kind in wishes.transports if kind != "shm" or count == 1] or ["auto"]
+        transport, door = chance.choice(transports), chance.choice(wishes.doors)
+        replaces = door == "numpy" and chance.random() < 0.5
+        made = cls(seed, door, transport, hosts, wishes.operations, replaces)
+        made.faults.extend(sorted(wishes.faults) or made._draw(chance, wishes))
+        return made
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return len(self.hosts)
+
+    @property
+    def has_tcp(self) -> bool:
+        """Whether some ranks speak over TCP."""
+        return self.transport == "tcp" or len(set(self.hosts)) > 1
+
+    def lasts(self) -> float:
+        """Return how long its faults hold up the ranks, in seconds."""
+        return sum(fault.seconds for fault in self.faults)
+
+    def further(self, chance: random.Random) -> Fault:
+        """Return one more fault, of a round that goes on for some time."""
+        kind, rank = chance.choice(self.kinds), chance.randrange(self.world)
+        low, high = LASTING.get(kind, (0.0, 0.0))
+        return Fault(0, rank, kind, round(chance.uniform(low, high), 2))
+
+    def _draw(self, chance: random.Random, wishes: Wishes) -> list[Fault]:
+        kinds = [kind for kind in wishes.kinds if self.may_have(kind, wishes)]
+        faults: list[Fault] = []
+        if not kinds:
+            return faults
+        alive = list(range(self.world))
+        for _ in range(chance.randint(1, 4)):
+            kind, rank = chance.choice(kinds), chance.choice(alive)
+            if kind == "kill":
+                if len(alive) == 1:
+                    continue
+                alive.remove(rank)
+            low, high = LASTING.get(kind, (0.0, 0.0))
+            seconds = round(chance.uniform(low, high), 2)
+            operation = chance.randrange(1, self.operations)
+            faults.append(Fault(operation, rank, kind, seconds, chance.uniform(0, 0.02)))
+        return sorted(faults)
+
+    def may_have(self, kind: str, wishes: Wishes) -> bool:
+        """Return whether a fault of this kind makes sense in it."""
+        if kind in ON_NETWORKS and not wishes.has_networks:
+            return False
+        if kind in BETWEEN_HOSTS:
+            return len(set(self.hosts)) > 1
+        return kind not in OVER_TCP or self.has_tcp
+
+    def __str__(self) -> str:
+        hosts = len(set(self.hosts))
+        place = "one host" if hosts == 1 else f"{hosts} hosts"
+        replaced = ", killed ranks are replaced" if self.replaces and self._kills() else ""
+        faults = " ".join(map(str, self.faults)) or "no faults"
+        if self.every:
+            faults = f"{', '.join(self.kinds)} every {self.every:g} s for {self.seconds:g} s"
+        return (
+            f"seed {self.seed}: {self.world} ranks on {place}, {self.transport}, {self.door}"
+            f"{replaced}: {faults}"
+        )
+
+    def _kills(self) -> bool:
+        return "kill" in self.kinds or any(fault.kind == "kill" for fault in self.faults)
