@@ -12,8 +12,11 @@ what it holds to a file meanwhile.
 
 The rows: the NumPy door; through torch a blocking call, an asynchronous one with `wait()`, and one
 whose future is waited for. In the rows "goes on" the result is the time until the ranks that are
-left have the sum of a group without the killed one (`comm.shrink()`, `dist.shrink_group`). The mark
-is for unisono's other rows through torch.
+left have the sum of a group without the killed one (`comm.shrink()`, `dist.shrink_group`), and in
+the row "replaced" until they have one with the process that takes its place (`comm.grow()`), which
+is forked at the kill. In the row "closed" no rank is killed: half of the connections over TCP of
+the last one are closed, and then it joins the others' call, whose result is waited for; "not
+closed" is the same without that. The mark is for unisono's other rows through torch.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import statistics
@@ -38,6 +42,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
+from unisono._chaos import sockets
 
 MEDIAN_MARK, WORST_MARK = 0.01, 0.05  # seconds
 LIMIT = 60.0  # seconds for each step of a round
@@ -61,6 +66,25 @@ def numpy_goes_on(_folder: Path) -> Callable[[], Any]:
             raise
 
     return call
+
+
+def numpy_replaced(_folder: Path) -> Callable[[], Any]:
+    comm = unisono.init()
+
+    def call() -> None:
+        try:
+            comm.all_reduce(np.ones(ELEMENTS))
+        except unisono.Error:
+            comm.shrink().grow().all_reduce(np.ones(ELEMENTS))
+            raise
+
+    return call
+
+
+def numpy_over_tcp(_folder: Path) -> Callable[[], Any]:
+    os.environ["UNISONO_TRANSPORT"] = "tcp"
+    comm = unisono.init()
+    return lambda: comm.all_reduce(np.ones(ELEMENTS))
 
 
 def torch_goes_on(folder: Path) -> Callable[[], Any]:
@@ -97,6 +121,8 @@ WAITS = {
     "future": lambda tensor: asynchronous(tensor).get_future().wait(),
 }
 GOES_ON = {"unisono, NumPy, goes on": numpy_goes_on, "unisono, goes on": torch_goes_on}
+REPLACED = "unisono, NumPy, replaced"
+CLOSED, NOT_CLOSED = "unisono, NumPy, closed", "unisono, NumPy, not closed"
 ROWS = {
     "unisono, NumPy": numpy_door,
     **{
@@ -105,17 +131,23 @@ ROWS = {
         for name, wait in WAITS.items()
     },
     **GOES_ON,
+    REPLACED: numpy_replaced,
+    CLOSED: numpy_over_tcp,
+    NOT_CLOSED: numpy_over_tcp,
 }
 
 
 def run_rank(row: str, environment: dict[str, str], folder: Path, parent: Connection) -> None:
     """Tell the parent when this rank waits, and when and how its wait ended."""
     os.environ.update(environment)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     call = ROWS[row](folder)
     call()
     parent.send("waiting")
     if int(environment["RANK"]) == int(environment["WORLD_SIZE"]) - 1:
-        signal.pause()
+        signal.sigwait({signal.SIGUSR1})
+        if row == CLOSED:
+            sockets.close(os.getpid(), random.Random(time.monotonic()))
     try:
         call()
     except RuntimeError as error:
@@ -139,38 +171,53 @@ def receive(connection: Connection, row: str) -> Any:
 
 
 def play_round(row: str, ranks: int) -> float:
-    """Kill one rank; return the seconds until the slowest of the others knows of it."""
+    """Kill one rank, or what the row says; return the seconds until the slowest of the others."""
     fork = multiprocessing.get_context("fork")
     job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    started = []
+    started: list[tuple[Any, Connection]] = []
     with tempfile.TemporaryDirectory(prefix="failure-") as folder:
         job["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(folder) / "trace_")
+
+        def start(rank: int) -> None:
+            ours, theirs = fork.Pipe()
+            one = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = fork.Process(target=run_rank, args=(row, one, Path(folder), theirs))
+            process.start()
+            started.append((process, ours))
+
         try:
             for rank in range(ranks):
-                ours, theirs = fork.Pipe()
-                one = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                process = fork.Process(target=run_rank, args=(row, one, Path(folder), theirs))
-                process.start()
-                started.append((process, ours))
+                start(rank)
             for _, connection in started:
                 receive(connection, row)
             time.sleep(SETTLE)
-            killed = time.monotonic()
-            started[-1][0].kill()
-            ends = [receive(connection, row) for _, connection in started[:-1]]
+            begun = time.monotonic()
+            break_in(row, started[-1][0])
+            if row == REPLACED:
+                start(ranks - 1)
+            ends = [receive(connection, row) for _, connection in started[: ranks - 1]]
         finally:
             for process, _ in started:
                 process.kill()
                 process.join()
     for _, error in ends:
-        if not error:
+        if not error and row not in (CLOSED, NOT_CLOSED):
             raise AssertionError(f"{row}: a rank's call ended well without its peer")
-    return max(when for when, _ in ends) - killed
+        if error and row in (CLOSED, NOT_CLOSED):
+            raise AssertionError(f"{row}: {error}")
+    return max(when for when, _ in ends) - begun
+
+
+def break_in(row: str, last: Any) -> None:
+    if row in (CLOSED, NOT_CLOSED):
+        os.kill(last.pid, signal.SIGUSR1)
+    else:
+        last.kill()
 
 
 def verdict(row: str, seconds: list[float]) -> str:
     median, worst = statistics.median(seconds), max(seconds)
-    line = f"{row:24}{median * 1e3:12.1f}{worst * 1e3:12.1f}"
+    line = f"{row:28}{median * 1e3:12.1f}{worst * 1e3:12.1f}"
     if not row.startswith("unisono") or "NumPy" in row or row in GOES_ON:
         return line
     met = median <= MEDIAN_MARK and worst <= WORST_MARK
@@ -194,7 +241,7 @@ def main() -> None:
         for row in rows:
             seconds[row].append(play_round(row, args.ranks))
     print(f"milliseconds from the SIGKILL of one of {args.ranks} ranks to the errors of the others")
-    print(f"{'':24}{'median':>12}{'worst':>12}")
+    print(f"{'':28}{'median':>12}{'worst':>12}")
     for row in rows:
         print(verdict(row, seconds[row]))
     if args.json:

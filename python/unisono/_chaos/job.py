@@ -80,7 +80,8 @@ class Job:
         self.round, self.hosts = chosen, hosts
         self.outcome = Outcome(chosen)
         self.chance = random.Random(f"unisono chaos {chosen.seed}, its faults")
-        self.begun = _context.RawArray("q", [-1] * chosen.world)
+        #: The operation that each rank has begun, 0 while it joins.
+        self.begun = _context.RawArray("q", chosen.world)
         self.sleeps = _context.RawArray("q", chosen.world)
         self.over = _context.RawValue("q", 0)
         self.folder = tempfile.mkdtemp(prefix="unisono-chaos-")
@@ -138,7 +139,7 @@ class Job:
         return self.hosts.network(self.round.hosts[number]) if self.hosts else None
 
     def _go_on(self, began: float) -> None:
-        last, moved = [-1], time.monotonic()
+        last, moved = [0], time.monotonic()
         while any(not one.is_over for one in self.ranks.values()):
             self._listen()
             now = time.monotonic()
@@ -173,7 +174,7 @@ class Job:
         said = [event["event"] for event in self.told[number]]
         if status == -signal.SIGKILL and number in self.killed:
             self.told[number].append({"event": "killed", "at": time.monotonic()})
-            self.begun[number] = -1
+            self.begun[number] = 0
             if self.round.replaces:
                 self._start(number)
         elif "done" not in said and "wrong" not in said:
@@ -186,7 +187,7 @@ class Job:
 
     def _break(self, now: float, began: float) -> None:
         goes_on = self.round.every and now - began < self.round.seconds
-        if goes_on and not self.timers and all(begun >= 0 for begun in self.begun):
+        if goes_on and not self.timers and all(self.begun):
             fault = self.round.further(self.chance)
             self._later(self.round.every, functools.partial(self._inflict, fault))
         for fault in [f for f in self.pending if self.begun[f.rank] >= f.operation]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 #: The kinds of faults, each with what it does.
 KINDS = {
@@ -30,7 +30,10 @@ _WRITTEN = re.compile(r"(\w+)@(\d+):(\d+)(?:/([\d.]+))?")
 
 @dataclass(frozen=True, order=True)
 class Fault:
-    """A fault that comes as soon as a rank has begun that operation, or up to 20 ms later."""
+    """A fault that comes as soon as a rank has begun that operation, or a moment later.
+
+    Operations count from 1; a fault of operation 0 comes while the rank joins.
+    """
 
     operation: int
     rank: int
@@ -111,7 +114,8 @@ class Round:
         transport, door = chance.choice(transports), chance.choice(wishes.doors)
         replaces = door == "numpy" and chance.random() < 0.5
         made = cls(seed, door, transport, hosts, wishes.operations, replaces)
-        made.faults.extend(sorted(wishes.faults) or made._draw(chance, wishes))
+        given = [replace(fault, late=_late(chance, fault.operation)) for fault in wishes.faults]
+        made.faults.extend(sorted(given) or made._draw(chance, wishes))
         return made
 
     @property
@@ -148,8 +152,12 @@ class Round:
                 alive.remove(rank)
             low, high = LASTING.get(kind, (0.0, 0.0))
             seconds = round(chance.uniform(low, high), 2)
-            operation = chance.randrange(1, self.operations)
-            faults.append(Fault(operation, rank, kind, seconds, chance.uniform(0, 0.02)))
+            # A job in which a rank is killed before it has joined does not begin.
+            if kind not in ("kill", "delay") and chance.random() < 0.15:
+                operation = 0
+            else:
+                operation = chance.randrange(1, self.operations)
+            faults.append(Fault(operation, rank, kind, seconds, _late(chance, operation)))
         return sorted(faults)
 
     def may_have(self, kind: str, wishes: Wishes) -> bool:
@@ -174,3 +182,8 @@ class Round:
 
     def _kills(self) -> bool:
         return "kill" in self.kinds or any(fault.kind == "kill" for fault in self.faults)
+
+
+def _late(chance: random.Random, operation: int) -> float:
+    # To join takes longer than an operation.
+    return chance.uniform(0, 0.02 if operation else 0.5)

@@ -126,7 +126,7 @@ def _open(post: Post) -> Door:
 
 
 def _work(post: Post, door: Door) -> int:
-    step, together = 0, False
+    step, together = 1, False
     while True:
         try:
             if not together:

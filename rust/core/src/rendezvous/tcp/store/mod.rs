@@ -7,8 +7,9 @@
 //! wait is held by the server until the key is set or its time is over.
 //!
 //! A handle keeps its idle connections. A call takes one, or opens another while all are held by long waits, so no
-//! call blocks another. The server may close any connection when it needs room or one has been idle; the client then
-//! connects again and repeats the request, which does no harm: a key is set to the same value once more.
+//! call blocks another. The server may close any connection when it needs room or one has been idle, and the network may
+//! break or forget it; the client then connects again and repeats the request, which does no harm: a key is set to the same
+//! value once more.
 
 #[cfg(test)]
 mod tests;
@@ -44,6 +45,8 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// The pauses between two attempts to connect.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// How long the server's host may leave packets unanswered until the connection is taken for broken.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// A connection after its handshake.
 #[derive(Debug)]
@@ -207,7 +210,7 @@ impl TcpStore {
                     self.idle.lock().push(line);
                     return Ok(reply);
                 }
-                Err(cause) if was_closed(&cause) && begun.elapsed() < patience => {
+                Err(cause) if may_pass(&cause) && begun.elapsed() < patience => {
                     if is_new {
                         thread::sleep(SHORTEST_PAUSE);
                     }
@@ -217,13 +220,14 @@ impl TcpStore {
         }
     }
 
-    /// A new connection. One that the server closes, since it has no room, is tried again until `patience` after `begun`.
+    /// A new connection. One that the server closes, since it has no room, or that does not get there is tried again until
+    /// `patience` after `begun`.
     fn open_line(&self, begun: Instant, patience: Duration) -> io::Result<Line> {
         let mut pause = SHORTEST_PAUSE;
         loop {
             let left = patience.saturating_sub(begun.elapsed()).max(LAST_GRACE);
             match try_address(self.address, &self.key, left) {
-                Err(cause) if was_closed(&cause) && begun.elapsed() < patience => {
+                Err(cause) if may_pass(&cause) && begun.elapsed() < patience => {
                     thread::sleep(pause);
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
@@ -339,10 +343,12 @@ fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::R
     stream.set_nodelay(true)?;
     stream.write_all(&hello)?;
     let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(15))
-        .with_interval(Duration::from_secs(5))
-        .with_retries(3);
-    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+        .with_time(Duration::from_secs(3))
+        .with_interval(Duration::from_secs(1))
+        .with_retries(2);
+    let socket = SockRef::from(&stream);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(SILENCE))?;
     stream.set_write_timeout(Some(GRACE))?;
     let wrong = |what: &str| Err(io::Error::new(ErrorKind::InvalidData, what));
     let mut magic = [0; MAGIC.len()];
@@ -385,14 +391,18 @@ fn read_by(stream: &mut TcpStream, deadline: Instant, mut bytes: &mut [u8]) -> i
     Ok(())
 }
 
-/// Whether the server closed the connection, which it may do at any time.
-fn was_closed(cause: &io::Error) -> bool {
+/// Whether another connection may get through: the server closed this one, which it may do at any time, or its host does not
+/// answer.
+fn may_pass(cause: &io::Error) -> bool {
     matches!(
         cause.kind(),
         ErrorKind::UnexpectedEof
             | ErrorKind::ConnectionReset
             | ErrorKind::ConnectionAborted
             | ErrorKind::BrokenPipe
+            | ErrorKind::TimedOut
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
     )
 }
 

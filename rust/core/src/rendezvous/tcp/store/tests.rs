@@ -134,6 +134,26 @@ fn a_client_whose_connection_was_closed_comes_again() {
     }
 }
 
+/// A firewall forgets the connection: nothing comes back over it, and nothing says so.
+#[test]
+fn a_client_whose_connection_hears_nothing_comes_again() {
+    let server = serve();
+    let store = TcpStore::connect(&server.own_address().to_string(), SOON).expect("connect");
+    let deafen = || {
+        for line in store.idle.lock().iter() {
+            let takes_nothing = socket2::SockFilter::new(0x06, 0, 0, 0);
+            let socket = SockRef::from(&line.stream);
+            socket.attach_filter(&[takes_nothing]).expect("a filter");
+        }
+    };
+    let begun = Instant::now();
+    deafen();
+    store.set("key", b"value").expect("set");
+    deafen();
+    assert_eq!(store.wait("key", SOON).expect("wait"), b"value");
+    assert!(begun.elapsed() < GRACE, "{:?}", begun.elapsed());
+}
+
 /// The server's answer to `bytes`, until it closes the connection.
 fn answer_to(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).expect("connect");

@@ -145,6 +145,19 @@ fn hello(purpose: Purpose) -> Hello {
     }
 }
 
+/// The first connection of a link has broken when it was accepted, and its rank begins anew.
+#[test]
+fn a_rank_that_begins_anew_does_not_wait_for_its_last_attempt() {
+    let (zero, one) = pair();
+    let (puppet, answer) = Puppet::enter(tcp_to(&one), &zero.keys[0], &hello(Purpose::TcpData));
+    assert_eq!(answer, Answer::Accept);
+    drop(puppet);
+    let since = Instant::now();
+    let mut near = link(zero.connect(&one, TransportChoice::Tcp));
+    assert!(since.elapsed() < limits().handshake / 2);
+    converse(&mut *near, &mut *one.arrival().2);
+}
+
 #[test]
 fn a_recorded_conversation_is_refused() {
     let (zero, one) = pair();

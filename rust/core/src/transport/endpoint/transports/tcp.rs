@@ -19,6 +19,9 @@ use crate::transport::tcp::TcpLink;
 const ANOTHER_AFTER: Duration = Duration::from_secs(3);
 const LEAST: Duration = Duration::from_millis(1500);
 
+/// How often both connections of a link are opened anew.
+const TRIES: u32 = 5;
+
 /// Tries the peer's TCP addresses one after the other. A failure is final: if none leads there, no other transport does.
 pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
     try_addresses(attempt).map_err(Setback::Fatal)
@@ -104,7 +107,8 @@ pub(super) fn elsewhere(attempt: &Attempt<'_>, address: SocketAddr) -> Option<&'
     is_ours.then_some("this host has that address too, for a network of its own")
 }
 
-/// Opens both connections of a link to one address.
+/// Opens both connections of a link to one address. The peer may find one broken when the other comes: then both are opened
+/// anew.
 fn open(
     attempt: &Attempt<'_>,
     address: SocketAddr,
@@ -113,20 +117,27 @@ fn open(
 ) -> Result<Reached, Setback> {
     let place = address.to_string();
     let dial = || dial(attempt, address, silence, deadline);
-    let (data, proven, answer) = attempt.introduce(&place, Purpose::TcpData, dial)?;
-    if answer != Answer::Accept {
-        return Ok(Reached::Answer(answer));
-    }
-    let (control, proven_again, answer) = attempt.introduce(&place, Purpose::TcpControl, dial)?;
-    if answer == Answer::Left {
-        return Ok(Reached::Answer(answer));
-    }
-    if answer != Answer::Accept {
-        return Err(Setback::Fatal(attempt.error(
-            Code::System,
-            format!("it accepted a stream at {place} but not its control connection ({answer:?})"),
-        )));
-    }
+    let introduce = |purpose| attempt.introduce(&place, purpose, dial);
+    let mut tries = 0..TRIES;
+    let (data, proven, control, proven_again) = loop {
+        let (data, proven, answer) = introduce(Purpose::TcpData)?;
+        if answer != Answer::Accept {
+            return Ok(Reached::Answer(answer));
+        }
+        match introduce(Purpose::TcpControl)? {
+            (control, proven_again, Answer::Accept) => {
+                break (data, proven, control, proven_again);
+            }
+            (_, _, Answer::Left) => return Ok(Reached::Answer(Answer::Left)),
+            (_, _, answer) if tries.next().is_none() => {
+                let what = format!(
+                    "it accepted a stream at {place} but not its control connection ({answer:?})"
+                );
+                return Err(Setback::Fatal(attempt.error(Code::System, what)));
+            }
+            _ => {}
+        }
+    };
     let link = TcpLink::new(data, control, place, true)
         .map_err(|error| Setback::Fatal(error.with_peer(attempt.request.to)))?;
     let link = match attempt.request.key.encrypts() {
@@ -170,7 +181,7 @@ pub(super) fn dial(
     loop {
         match patience.connect_tcp(address, (silence, attempt.request.silence)) {
             Ok(stream) => return Ok(stream),
-            Err(Cut::Refused) if since.elapsed() < attempt.grace => patience
+            Err(Cut::Refused | Cut::Closed) if since.elapsed() < attempt.grace => patience
                 .sleep(Duration::from_millis(20))
                 .map_err(|cut| attempt.setback(cut, &address.to_string()))?,
             Err(cut) => {
@@ -199,6 +210,8 @@ pub(super) fn accept(visit: Visit<'_>, stream: Stream) -> Result<(), Reason> {
 /// Keeps the stream of a link until its control connection comes. No thread waits for that: if every place were taken by
 /// streams, their control connections could not come in.
 fn park(mut visit: Visit<'_>, stream: TcpStream) -> Result<(), Reason> {
+    // A rank makes one attempt at a time: it has given up that of a stream which is here.
+    drop(unpark(&visit, |_| true));
     let Some(claim) = visit.claim(&stream)? else {
         return Ok(());
     };
@@ -219,25 +232,25 @@ fn park(mut visit: Visit<'_>, stream: TcpStream) -> Result<(), Reason> {
     Ok(patience.write(&channel, &accept)?)
 }
 
-fn unpark(visit: &Visit<'_>) -> Option<Parked> {
-    let Hello {
-        from, lane, link, ..
-    } = visit.hello;
-    let mut parked = visit.shared.parked.lock();
-    let at = parked.iter().position(|parked| {
-        parked.link == link && parked.claim.is_for(&visit.membership, from, lane)
-    })?;
-    Some(parked.swap_remove(at))
+/// The stream of the visitor that is parked, if `is_it`.
+fn unpark(visit: &Visit<'_>, is_it: impl Fn(&Parked) -> bool) -> Option<Parked> {
+    let Hello { from, lane, .. } = visit.hello;
+    let mut all = visit.shared.parked.lock();
+    let at = all
+        .iter()
+        .position(|parked| parked.claim.is_for(&visit.membership, from, lane) && is_it(parked))?;
+    Some(all.swap_remove(at))
 }
 
 /// Joins the control connection with its stream.
 fn pair(mut visit: Visit<'_>, control: TcpStream) -> Result<(), Reason> {
+    let link = visit.hello.link;
     let Some(Parked {
         claim,
         data,
         cipher,
         ..
-    }) = unpark(&visit)
+    }) = unpark(&visit, |parked| parked.link == link)
     else {
         if visit.membership.is_closed() {
             visit.answer(&control, Answer::Left)?;
