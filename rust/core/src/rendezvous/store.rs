@@ -39,7 +39,7 @@ pub trait Store: Send + Sync {
     /// `System` when the store cannot be reached.
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>>;
 
-    /// The store of which this one is a view: where it is served, and what else follows here, holds for both.
+    /// The store behind this one, where this is a view of another one: its place and its other properties are this one's too.
     fn underlying(&self) -> Option<&dyn Store> {
         None
     }

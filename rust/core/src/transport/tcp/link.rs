@@ -58,7 +58,7 @@ pub struct TcpLink {
     breaches: Breaches,
     /// Nothing comes back over a connection, as far as was seen.
     is_dark: bool,
-    /// Sockets of which the peer has been told that nothing comes back over them, since they were last in doubt.
+    /// Sockets that the peer has been told are dark, since they were last in doubt.
     doubted: Vec<SocketId>,
     peer: String,
     buffer: Buffer,

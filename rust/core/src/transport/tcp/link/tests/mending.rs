@@ -229,9 +229,9 @@ fn bytes_into_a_connection_that_hears_nothing_are_noticed_when_their_receiver_as
             let waited = begun.elapsed();
             assert!(waited < Duration::from_secs(20), "end {waits} waits");
             ends[waits].ask();
-            for at in 0..2 {
-                assert_eq!(ends[at].peer_state(), PeerState::Present);
-                let breach = ends[at].wants_mending();
+            for end in &mut ends {
+                assert_eq!(end.peer_state(), PeerState::Present);
+                let breach = end.wants_mending();
                 broken.extend(
                     breach
                         .filter(|breach| breach.is_ours)
