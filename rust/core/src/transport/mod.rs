@@ -155,6 +155,11 @@ pub trait Link: ControlChannel + Send {
         false
     }
 
+    /// Whether it is to be looked at some times a second, since it is not known whether anything comes back.
+    fn is_in_doubt(&self) -> bool {
+        false
+    }
+
     /// Whether not all connections of the link carry bytes.
     fn is_mending(&self) -> bool {
         false

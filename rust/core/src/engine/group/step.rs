@@ -319,15 +319,18 @@ impl Group {
             let may_cross = |operation: &Operation| operation.run.may_cross(&core.shared);
             ready |= core.operations.iter().any(may_cross);
         }
-        let mut is_unanswered = false;
+        let mut is_to_be_looked_at = false;
         for (_, _, open) in core.links.iter_open() {
-            let ended = open.ended.is_some();
-            if open.interest != Interest::default() && !ended {
+            if open.ended.is_some() {
+                continue;
+            }
+            is_to_be_looked_at |= open.link.is_in_doubt();
+            if open.interest != Interest::default() {
                 ready |= open.link.arm(open.interest);
-                is_unanswered |= open.link.is_unanswered();
+                is_to_be_looked_at |= open.link.is_unanswered();
             }
         }
-        if is_unanswered {
+        if is_to_be_looked_at {
             let look = self.clock.now() + LOOK;
             *until = Some(until.map_or(look, |until| until.min(look)));
         }

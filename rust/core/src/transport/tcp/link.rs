@@ -56,8 +56,8 @@ pub struct TcpLink {
     dials: bool,
     /// The connections that are broken.
     breaches: Breaches,
-    /// Nothing comes back over a connection, as far as was seen.
-    is_dark: bool,
+    /// It is not known whether something comes back over all connections: each look asks the system.
+    in_doubt: bool,
     /// Sockets that the peer has been told are dark, since they were last in doubt.
     doubted: Vec<SocketId>,
     peer: String,
@@ -98,7 +98,7 @@ impl TcpLink {
             control_sockets: 0,
             dials,
             breaches: Breaches::default(),
-            is_dark: false,
+            in_doubt: false,
             doubted: Vec::new(),
             peer,
             buffer: Buffer::default(),
@@ -393,6 +393,10 @@ impl Link for TcpLink {
     fn is_unanswered(&self) -> bool {
         let silence = self.control.silence();
         silence.is_some_and(|silence| silence >= UNANSWERED) && self.broken.is_none()
+    }
+
+    fn is_in_doubt(&self) -> bool {
+        self.in_doubt && self.broken.is_none()
     }
 
     fn take_healed(&mut self) -> Option<Outage> {

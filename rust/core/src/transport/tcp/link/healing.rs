@@ -11,7 +11,7 @@ use crate::transport::control::{Frame, describe};
 use crate::transport::tcp::breaches::{Fault, Found};
 use crate::transport::tcp::connection::{Connection, say};
 use crate::transport::tcp::keepalive;
-use crate::transport::tcp::kernel::is_unanswered;
+use crate::transport::tcp::kernel::{is_unanswered, unacknowledged};
 use crate::transport::tcp::mending::{Mend, Part, SocketId};
 
 /// The errors of a connection that the system has given up, since the host has been silent for too long.
@@ -78,7 +78,7 @@ impl TcpLink {
             let cause = || connection.beyond().map(str::to_owned);
             beyond = beyond.take().or_else(cause);
         });
-        if self.is_dark || was_silent || self.is_unanswered() {
+        if self.in_doubt || was_silent || self.is_unanswered() {
             self.suspect(was_silent, &sockets, &mut found);
         }
         match (beyond, self.breaches.look(found, &sockets)) {
@@ -128,7 +128,7 @@ impl TcpLink {
 
     /// Looks at the next look more closely whether anything comes back.
     pub(super) fn doubt(&mut self) {
-        self.is_dark = true;
+        self.in_doubt = true;
         self.doubted.clear();
     }
 
@@ -136,15 +136,18 @@ impl TcpLink {
     /// may see nothing of it, so it is told.
     fn suspect(&mut self, was_silent: bool, sockets: &[(SocketId, bool)], found: &mut Vec<Found>) {
         let mut is_dark = was_silent || is_unanswered(self.control.fd());
+        // The system may yet send again what is on its way.
+        let mut is_on_its_way = unacknowledged(&self.control) > 0;
         let mut theirs = Vec::new();
         self.each(|(part, is_ours), connection| {
+            is_on_its_way |= connection.is_flowing() && unacknowledged(connection) > 0;
             if connection.is_flowing() && is_unanswered(connection.as_fd()) {
                 is_dark = true;
                 let number = connection.sockets();
                 theirs.extend((!is_ours).then_some(SocketId { part, number }));
             }
         });
-        self.is_dark = is_dark;
+        self.in_doubt = is_dark || is_on_its_way;
         for socket in theirs {
             if !self.doubted.contains(&socket) {
                 self.doubted.push(socket);
