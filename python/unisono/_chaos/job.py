@@ -213,7 +213,7 @@ class Job:
             os.kill(pid, signal.SIGKILL)
         elif fault.kind == "stop":
             os.kill(pid, signal.SIGSTOP)
-            self._later(fault.seconds, lambda: os.kill(pid, signal.SIGCONT))
+            self._later(fault.seconds, functools.partial(self._go_on_with, one))
         elif fault.kind == "delay":
             self.sleeps[number] = int(fault.seconds * 1000)
         elif fault.kind == "close":
@@ -226,6 +226,12 @@ class Job:
             hosts, host = self.hosts, self.round.hosts[number]
             hosts.cut(host)
             self._later(fault.seconds, lambda: hosts.heal(host))
+
+    @staticmethod
+    def _go_on_with(one: _Rank) -> None:
+        # It may have been killed meanwhile, and its number be another process's.
+        if not one.is_over:
+            os.kill(one.process.pid, signal.SIGCONT)
 
     def _look_for_the_end(self) -> None:
         """The round is over once all ranks have done some operations after the last fault."""

@@ -24,10 +24,13 @@ def chaos(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_ranks_of_a_host_are_killed_and_stopped() -> None:
-    faults = ["kill@2:8", "stop@0:10/0.2", "kill@1:12", "delay@3:14/0.05"]
+    # The last one may be killed while it is stopped.
+    faults = ["kill@2:8", "stop@0:10/0.2", "delay@3:12/0.05", "stop@1:14/1", "kill@1:14"]
     asked_for = [word for fault in faults for word in ("--fault", fault)]
     [outcome] = chaos("-n", "4", "--operations", "20", *asked_for)
-    assert outcome["faults"] == {"kill": 2, "stop": 1, "delay": 1}
+    met = outcome["faults"]
+    assert (met["kill"], met["delay"]) == (2, 1)
+    assert met["stop"] in (1, 2)
     assert len(outcome["recoveries"]) >= 2
     assert outcome["operations"] > 20
 
