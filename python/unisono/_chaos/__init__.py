@@ -79,7 +79,10 @@ def _print(outcome: job.Outcome, as_json: bool) -> None:
         print(json.dumps(outcome.record()), flush=True)
         return
     verdict = "FAILED" if outcome.troubles else "right"
-    print(f"{outcome.round} -> {verdict}, {outcome.seconds:.1f} s", flush=True)
+    took = f"{outcome.seconds:.1f} s"
+    if outcome.recoveries:
+        took += f", ranks computed again after {max(outcome.recoveries):.2f} s"
+    print(f"{outcome.round} -> {verdict}, {took}", flush=True)
     for trouble in outcome.troubles:
         print(f"    {trouble}", flush=True)
 
