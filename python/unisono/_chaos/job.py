@@ -93,6 +93,8 @@ class Job:
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.turns = itertools.count()
         self.told: dict[int, list[dict[str, Any]]] = {n: [] for n in range(chosen.world)}
+        #: When all ranks had joined, of a round whose faults go on.
+        self.since: float | None = None
         #: The operation that all have to reach until the round is over.
         self.goal: int | None = None
 
@@ -110,7 +112,7 @@ class Job:
         try:
             for number in range(self.round.world):
                 self._start(number)
-            self._go_on(began)
+            self._go_on()
         finally:
             self._end()
         self.outcome.seconds = time.monotonic() - began
@@ -138,7 +140,7 @@ class Job:
     def _network(self, number: int) -> str | None:
         return self.hosts.network(self.round.hosts[number]) if self.hosts else None
 
-    def _go_on(self, began: float) -> None:
+    def _go_on(self) -> None:
         last, moved = [0], time.monotonic()
         while any(not one.is_over for one in self.ranks.values()):
             self._listen()
@@ -148,7 +150,7 @@ class Job:
             if now - moved > HANGS + self.round.lasts():
                 self._hang()
                 return
-            self._break(now, began)
+            self._break(now)
             self._look_for_the_end()
 
     def _listen(self) -> None:
@@ -185,9 +187,11 @@ class Job:
 
     # Faults
 
-    def _break(self, now: float, began: float) -> None:
-        goes_on = self.round.every and now - began < self.round.seconds
-        if goes_on and not self.timers and all(self.begun):
+    def _break(self, now: float) -> None:
+        if self.round.every and self.since is None and all(self.begun):
+            self.since = now
+        goes_on = self.since is not None and now - self.since < self.round.seconds
+        if goes_on and not self.timers:
             fault = self.round.further(self.chance)
             self._later(self.round.every, functools.partial(self._inflict, fault))
         for fault in [f for f in self.pending if self.begun[f.rank] >= f.operation]:
