@@ -55,30 +55,20 @@ def numpy_door(_folder: Path) -> Callable[[], Any]:
     return lambda: comm.all_reduce(np.ones(ELEMENTS))
 
 
-def numpy_goes_on(_folder: Path) -> Callable[[], Any]:
-    comm = unisono.init()
+def numpy_again(recover: Callable[[Any], Any]) -> Any:
+    def begin(_folder: Path) -> Callable[[], Any]:
+        comm = unisono.init()
 
-    def call() -> None:
-        try:
-            comm.all_reduce(np.ones(ELEMENTS))
-        except unisono.Error:
-            comm.shrink().all_reduce(np.ones(ELEMENTS))
-            raise
+        def call() -> None:
+            try:
+                comm.all_reduce(np.ones(ELEMENTS))
+            except unisono.Error:
+                recover(comm).all_reduce(np.ones(ELEMENTS))
+                raise
 
-    return call
+        return call
 
-
-def numpy_replaced(_folder: Path) -> Callable[[], Any]:
-    comm = unisono.init()
-
-    def call() -> None:
-        try:
-            comm.all_reduce(np.ones(ELEMENTS))
-        except unisono.Error:
-            comm.shrink().grow().all_reduce(np.ones(ELEMENTS))
-            raise
-
-    return call
+    return begin
 
 
 def numpy_over_tcp(_folder: Path) -> Callable[[], Any]:
@@ -120,7 +110,10 @@ WAITS = {
     "wait()": lambda tensor: asynchronous(tensor).wait(),
     "future": lambda tensor: asynchronous(tensor).get_future().wait(),
 }
-GOES_ON = {"unisono, NumPy, goes on": numpy_goes_on, "unisono, goes on": torch_goes_on}
+GOES_ON = {
+    "unisono, NumPy, goes on": numpy_again(lambda comm: comm.shrink()),
+    "unisono, goes on": torch_goes_on,
+}
 REPLACED = "unisono, NumPy, replaced"
 CLOSED, NOT_CLOSED = "unisono, NumPy, closed", "unisono, NumPy, not closed"
 ROWS = {
@@ -131,7 +124,7 @@ ROWS = {
         for name, wait in WAITS.items()
     },
     **GOES_ON,
-    REPLACED: numpy_replaced,
+    REPLACED: numpy_again(lambda comm: comm.shrink().grow()),
     CLOSED: numpy_over_tcp,
     NOT_CLOSED: numpy_over_tcp,
 }

@@ -60,6 +60,13 @@ def further_ranks(folder: str, first: str, second: str) -> None:
             rest.grow(4, url=second)
         again = rest.grow(5, url=second)
     assert (again.rank, again.newcomers, total(again)) == (rank, [2], 15)
+    # As many as met there, where none is said.
+    if rank == 4:
+        again.close()
+        whole = unisono.init(second, rank=4, world_size=5)
+    else:
+        whole = again.shrink([4]).grow(url=second)
+    assert (whole.rank, whole.newcomers, total(whole)) == (rank, [4], 15)
 
 
 def none_comes(folder: str, url: str) -> None:
