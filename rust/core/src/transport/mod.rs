@@ -165,7 +165,7 @@ pub trait Link: ControlChannel + Send {
         false
     }
 
-    /// Whether one of them that does not has bytes that the peer may lack.
+    /// Whether one of them that does not has bytes that the peer may lack. A peer that has left needs none.
     fn is_owing(&self) -> bool {
         false
     }

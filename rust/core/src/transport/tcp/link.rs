@@ -387,7 +387,8 @@ impl Link for TcpLink {
     fn is_owing(&self) -> bool {
         let outgoing = self.outgoing.stripes().iter();
         let mut connections = outgoing.chain(self.incoming.stripes()).chain([&self.data]);
-        connections.any(Connection::is_owing) && self.broken.is_none()
+        let has_left = self.control.has_left();
+        connections.any(Connection::is_owing) && self.broken.is_none() && !has_left
     }
 
     fn is_unanswered(&self) -> bool {

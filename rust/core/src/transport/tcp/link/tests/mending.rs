@@ -192,6 +192,23 @@ fn a_peer_that_lacks_what_is_not_kept_ends_the_link() {
     );
 }
 
+/// Its last bytes are acknowledged before or after its end is seen, as the system has it.
+#[test]
+fn a_peer_that_has_left_is_owed_nothing() {
+    let (mut a, mut b) = links();
+    // None of them counts as acknowledged.
+    a.data.freeze(true);
+    assert_eq!(a.try_send(&[1; 100]).unwrap(), 100);
+    while b.try_recv(&mut [0; 100]).unwrap() == 0 {}
+    b.send_farewell();
+    while a.data.is_flowing() {
+        assert_eq!(a.try_recv(&mut [0; 100]).unwrap(), 0);
+    }
+    assert!(a.data.is_owing());
+    assert_eq!(suite::end_of(&mut a), PeerState::Left);
+    assert!(!a.is_owing());
+}
+
 #[test]
 fn an_abort_is_said_again() {
     let (mut a, mut b) = links();
