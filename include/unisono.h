@@ -416,6 +416,34 @@ unisono_status unisono_communicator_shrink(unisono_communicator* comm, const int
                                            unisono_communicator** shrunk);
 
 /**
+ * Makes a communicator of the ranks that are left of `comm`, as unisono_communicator_shrink() does,
+ * in which they keep their numbers. unisono_communicator_rank() and
+ * unisono_communicator_world_size() are those of `comm`; each collective is one of the ranks that
+ * are left, and sums and averages are of what they give. Where a buffer has a block for each rank,
+ * it has one for each that is gone, too: nothing reads or writes that. A rank that is gone is no
+ * root, and no message goes to it: #UNISONO_INVALID_ARGUMENT.
+ *
+ * \param comm            the group, which may have failed
+ * \param excluded        ranks that are left out although they live; may be NULL if there are none
+ * \param excluded_count  how many
+ * \param patience        seconds to wait for ranks that live, or #UNISONO_FOREVER
+ * \param[out] masked     give it back by unisono_communicator_destroy()
+ */
+unisono_status unisono_communicator_mask(unisono_communicator* comm, const int32_t* excluded,
+                                         size_t excluded_count, double patience,
+                                         unisono_communicator** masked);
+
+/**
+ * Tells which ranks take part: all, but in a communicator that unisono_communicator_mask() made.
+ *
+ * \param comm        the group
+ * \param[out] ranks  their numbers: room for as many as the group has ranks
+ * \param[out] count  how many
+ */
+unisono_status unisono_communicator_living(const unisono_communicator* comm, int32_t* ranks,
+                                           size_t* count);
+
+/**
  * Makes a communicator of the ranks of `comm` and of processes that come, such as those that take
  * the places of ranks that are gone. All ranks of `comm` call it with the same arguments; a process
  * that comes calls unisono_communicator_from_environment() or unisono_communicator_from_url(), as
@@ -500,7 +528,8 @@ unisono_status unisono_communicator_newcomers(const unisono_communicator* comm, 
                                               size_t* count);
 
 /**
- * Tells where a communicator that unisono_communicator_shrink() made comes from.
+ * Tells where a communicator that unisono_communicator_shrink() or unisono_communicator_mask() made
+ * comes from.
  *
  * \param comm        the group of those that were left
  * \param[out] ranks  the number that each of its ranks had before: as many as it has ranks

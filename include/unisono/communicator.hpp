@@ -97,6 +97,24 @@ class Communicator final : public Operations<Communicator> {
     return Communicator(shrunk);
   }
 
+  // The same, where the ranks that are left keep their numbers: `living` tells which they are.
+  // Nothing reads or writes the blocks of the others.
+  Communicator mask(const std::vector<int>& excluded = {}, Seconds patience = Seconds(300)) const {
+    const std::vector<std::int32_t> ranks(excluded.begin(), excluded.end());
+    unisono_communicator* masked = nullptr;
+    check(
+        unisono_communicator_mask(handle_, ranks.data(), ranks.size(), patience.count(), &masked));
+    return Communicator(masked);
+  }
+
+  // The ranks that take part.
+  std::vector<int> living() const {
+    std::vector<std::int32_t> ranks(size());
+    std::size_t count = 0;
+    check(unisono_communicator_living(handle_, ranks.data(), &count));
+    return {ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(count)};
+  }
+
   // These ranks and processes that come, `world_size` in all, or as many as met before; all ranks
   // call it. Those that come meet them as at the start of the job. An empty url: where these met.
   Communicator grow(int world_size = 0, const std::string& url = {},

@@ -60,6 +60,27 @@ static void take_in(unisono_communicator* left, char** arguments) {
   if (rank == 0) CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
+/* The ranks but the last keep their numbers. Their group is shrunk then. */
+static void keep_numbers(unisono_communicator* comm, unisono_communicator** left) {
+  unisono_communicator* masked = NULL;
+  int32_t size = 0, number = -1, living[8], blocks[8];
+  size_t count = 0;
+  FAILS(unisono_communicator_mask(comm, NULL, 1, 20, &masked), UNISONO_INVALID_ARGUMENT, "NULL");
+  OK(unisono_communicator_mask(comm, NULL, 0, 20, &masked));
+  OK(unisono_communicator_world_size(masked, &size));
+  OK(unisono_communicator_rank(masked, &number));
+  CHECK(size == world && number == rank);
+  OK(unisono_communicator_living(masked, living, &count));
+  CHECK(count == (size_t)world - 1);
+  for (int at = 0; at < world; ++at) blocks[at] = -1;
+  OK(unisono_all_gather(masked, &rank, blocks, 1, UNISONO_INT32, NULL, NULL));
+  for (int at = 0; at < world; ++at) CHECK(blocks[at] == (at < world - 1 ? at : -1));
+  FAILS(unisono_broadcast(masked, blocks, 1, UNISONO_INT32, world - 1, NULL, NULL),
+        UNISONO_INVALID_ARGUMENT, "gone");
+  OK(unisono_communicator_shrink(masked, NULL, 0, 20, left));
+  OK(unisono_communicator_destroy(masked));
+}
+
 /* The ranks but the last go on. */
 static void go_on(unisono_communicator* comm, char** arguments) {
   unisono_communicator* left = NULL;
@@ -68,7 +89,7 @@ static void go_on(unisono_communicator* comm, char** arguments) {
   FAILS(unisono_communicator_shrink(comm, &other, 1, 20, &left), UNISONO_INVALID_ARGUMENT, "rank");
   FAILS(unisono_communicator_shrink(comm, NULL, 1, 20, &left), UNISONO_INVALID_ARGUMENT, "NULL");
   FAILS(unisono_communicator_former(comm, former, &before), UNISONO_INVALID_ARGUMENT, "shrink");
-  OK(unisono_communicator_shrink(comm, NULL, 0, 20, &left));
+  keep_numbers(comm, &left);
   OK(unisono_communicator_world_size(left, &size));
   CHECK(size == world - 1);
   OK(unisono_communicator_former(left, former, &before));

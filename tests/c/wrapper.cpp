@@ -266,6 +266,9 @@ void failures(const Communicator& comm) {
   CHECK(ended <= comm.ended());
   left.barrier();
   CHECK(left.newcomers().empty());
+  auto masked = left.mask();
+  CHECK(masked.size() == left.size() && masked.rank() == left.rank());
+  CHECK(masked.living().size() == static_cast<std::size_t>(left.size()));
 
   const unisono::Candidate me;
   std::vector<char> mine(4096), all(mine.size() * comm.size());

@@ -820,7 +820,7 @@ fn estimates_grow_with_sizes_and_move_nothing() {
             // SAFETY: the vector outlives the estimate, which does not touch it.
             let memory = unsafe { Memory::from_raw_parts(data.as_mut_ptr().cast(), bytes) };
             let request = Request::all_reduce(DataType::Float32, ReduceOp::Sum, None, memory);
-            comm.estimate(&request).expect("an estimate")
+            comm.estimate(request).expect("an estimate")
         };
         let (small, large) = (estimate(8, &mut data), estimate(1 << 20, &mut data));
         assert!(Duration::ZERO < small && small < large);

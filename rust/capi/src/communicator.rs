@@ -198,19 +198,70 @@ pub unsafe extern "C" fn unisono_communicator_shrink(
     on(comm, |joined| {
         let place = output("shrunk", shrunk)?;
         // SAFETY: the header asks for as many ranks.
-        let excluded = unsafe { list("excluded ranks", excluded, excluded_count)? };
-        let excluded = excluded
-            .iter()
-            .map(|rank| {
-                usize::try_from(*rank)
-                    .map_err(|_| Error::invalid(format!("rank {rank} cannot be excluded")))
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let excluded = unsafe { ranks_to_exclude(excluded, excluded_count)? };
         let patience = seconds("the patience", patience)?.unwrap_or(Duration::MAX);
         let shrunk = joined.comm.shrink(&excluded, patience)?;
         place.write(register(shrunk)?);
         Ok(())
     })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_mask(
+    comm: *mut Communicator,
+    excluded: *const i32,
+    excluded_count: usize,
+    patience: f64,
+    masked: *mut *mut Communicator,
+) -> Status {
+    on(comm, |joined| {
+        let place = output("masked", masked)?;
+        // SAFETY: the header asks for as many ranks.
+        let excluded = unsafe { ranks_to_exclude(excluded, excluded_count)? };
+        let patience = seconds("the patience", patience)?.unwrap_or(Duration::MAX);
+        let masked = joined.comm.mask(&excluded, patience)?;
+        place.write(register(masked)?);
+        Ok(())
+    })
+}
+
+/// # Safety
+/// There are as many.
+unsafe fn ranks_to_exclude(ranks: *const i32, count: usize) -> Result<Vec<usize>> {
+    // SAFETY: the caller's promise.
+    let ranks = unsafe { list("excluded ranks", ranks, count)? };
+    let numbers = ranks.iter().map(|rank| {
+        usize::try_from(*rank)
+            .map_err(|_| Error::invalid(format!("rank {rank} cannot be excluded")))
+    });
+    numbers.collect()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_living(
+    comm: *const Communicator,
+    ranks: *mut i32,
+    count: *mut usize,
+) -> Status {
+    // SAFETY: the header asks for room for as many as the group has ranks.
+    on(comm, |joined| unsafe {
+        tell(&joined.comm.living(), ranks, count)
+    })
+}
+
+/// Writes `list` to the caller's memory.
+///
+/// # Safety
+/// There is room for as many as the group has ranks.
+unsafe fn tell(list: &[usize], ranks: *mut i32, count: *mut usize) -> Result<()> {
+    let target = output("count", count)?;
+    output("ranks", ranks)?;
+    for (at, rank) in list.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { ranks.add(at).write(*rank as i32) };
+    }
+    target.write(list.len());
+    Ok(())
 }
 
 #[unsafe(no_mangle)]
@@ -249,16 +300,9 @@ pub unsafe extern "C" fn unisono_communicator_newcomers(
     ranks: *mut i32,
     count: *mut usize,
 ) -> Status {
-    on(comm, |joined| {
-        let target = output("count", count)?;
-        output("ranks", ranks)?;
-        let newcomers = joined.comm.newcomers();
-        for (at, rank) in newcomers.iter().enumerate() {
-            // SAFETY: the header asks for room for as many as the group has ranks.
-            unsafe { ranks.add(at).write(*rank as i32) };
-        }
-        target.write(newcomers.len());
-        Ok(())
+    // SAFETY: the header asks for room for as many as the group has ranks.
+    on(comm, |joined| unsafe {
+        tell(joined.comm.newcomers(), ranks, count)
     })
 }
 

@@ -173,6 +173,23 @@ impl Memory {
         })
     }
 
+    /// A view of these runs of it alone, ascending and apart: where each begins, and how long it is.
+    pub(crate) fn part(self, runs: &[(usize, usize)]) -> Self {
+        let (mut pieces, mut end) = (Vec::new(), 0);
+        for run in runs.chunk_by(|one, next| one.0 + one.1 == next.0) {
+            let (mut at, last) = (run[0].0, run[run.len() - 1]);
+            assert!(at >= end, "runs that are not apart");
+            end = last.0 + last.1;
+            while at < end {
+                let (start, bytes) = self.run(at, end - at);
+                pieces.push((start, bytes));
+                at += bytes;
+            }
+        }
+        // SAFETY: they are parts of what the maker of `self` promised for, which is gone, and have no byte in common.
+        unsafe { Self::from_pieces(pieces) }
+    }
+
     /// Views nothing from now on.
     #[inline]
     pub(crate) fn release(&mut self) {
@@ -327,6 +344,18 @@ mod tests {
         // SAFETY: the array outlives the view and nothing else touches it meanwhile.
         let mut memory = unsafe { Memory::of_mut(&mut a) };
         memory.read_and_write((0, 3), 4);
+    }
+
+    #[test]
+    fn parts_view_some_bytes_alone() {
+        let mut a = [1_u8, 2, 3, 4];
+        let mut b = [5_u8, 6, 7];
+        // SAFETY: the arrays outlive the view and nothing else touches them meanwhile.
+        let memory = unsafe { Memory::from_pieces([(a.as_mut_ptr(), 4), (b.as_mut_ptr(), 3)]) };
+        let part = memory.part(&[(0, 1), (1, 1), (3, 2), (5, 0), (6, 1)]);
+        assert_eq!((part.len(), part.pieces().len()), (5, 4));
+        assert_eq!(part.gather(0, 5), [1, 2, 4, 5, 7]);
+        assert!(part.part(&[]).is_empty());
     }
 
     #[test]

@@ -382,6 +382,17 @@ impl<'py> Array<'py> {
         Self::output(how, "the result", &made)
     }
 
+    /// Makes all elements zero, by its library's own means.
+    pub(crate) fn clear(&self) -> PyResult<()> {
+        let py = self.object.py();
+        if self.object.hasattr(intern!(py, "zero_"))? {
+            self.object.call_method0(intern!(py, "zero_"))?;
+        } else {
+            self.object.call_method1(intern!(py, "fill"), (0,))?;
+        }
+        Ok(())
+    }
+
     fn numpy_dtype(&self) -> PyResult<Bound<'py, PyAny>> {
         let py = self.object.py();
         let name = self.type_name();

@@ -40,13 +40,19 @@ impl Communicator {
 
     /// The output for a result of `shape`: `out` if it was given, else a new array like `input`.
     pub(crate) fn target<'py>(
+        &self,
         how: &How,
         out: Option<&Bound<'py, PyAny>>,
         input: &Array<'py>,
         shape: &[usize],
     ) -> PyResult<Array<'py>> {
         let Some(out) = out else {
-            return input.new_like(how, shape);
+            let made = input.new_like(how, shape)?;
+            if self.core().is_masked() {
+                // Nothing comes for the blocks of ranks that are gone.
+                made.clear()?;
+            }
+            return Ok(made);
         };
         let out = Array::output(how, "out", out)?;
         out.check_output_for(input, shape.iter().product())?;

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use unisono::PerProcess;
 use unisono::config::Config;
 use unisono::error::Error;
 use unisono::fence::guard;
 use unisono::locks::Mutex;
 use unisono::rendezvous::MeetingPlace;
 use unisono::rendezvous::launcher::{self, Launch};
+use unisono::{Communicator as Core, PerProcess};
 
 use crate::errors::{exception, invalid};
 use crate::running::{Call, Seconds, elsewhere, finish, run, start};
@@ -40,11 +40,11 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// A group.
 pub(crate) struct Shared {
-    pub(crate) comm: unisono::Communicator,
+    pub(crate) comm: Core,
 }
 
 impl Shared {
-    pub(crate) fn register(comm: unisono::Communicator) -> Arc<Self> {
+    pub(crate) fn register(comm: Core) -> Arc<Self> {
         let shared = Arc::new(Self { comm });
         let mut open = OPEN.lock();
         open.retain(|known| known.strong_count() > 0);
@@ -215,8 +215,8 @@ fn identify(
     launcher::detect_from(&lookup, std::os::unix::process::parent_id())
 }
 
-/// A group of ranks that communicate; `init` makes one, `split` divides one, `shrink` goes on without
-/// ranks that are gone, `grow` takes in others.
+/// A group of ranks that communicate; `init` makes one, `split` divides one, `shrink` and `mask` go on
+/// without ranks that are gone, `grow` takes in others.
 ///
 /// All ranks of a group call the same collectives in the same order. Sends and receives are matched
 /// by rank and tag instead. Several threads may use a communicator at once, as long as the order of
@@ -272,6 +272,27 @@ impl Communicator {
     pub(crate) fn launch(&self, py: Python<'_>, call: Call) -> PyResult<Py<Work>> {
         let (work, value) = start(py, self.core(), call)?;
         Py::new(py, Work::new(Arc::clone(&self.shared), work, value))
+    }
+
+    /// A communicator of the ranks that are left, which `make` makes.
+    fn left(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        (exclude, timeout): (Option<Vec<i64>>, Option<Seconds>),
+        make: fn(&Core, &[usize], Duration) -> unisono::error::Result<Core>,
+    ) -> PyResult<Self> {
+        let excluded = exclude
+            .unwrap_or_default()
+            .into_iter()
+            .map(|rank| self.check_rank(py, operation, "exclude", rank))
+            .collect::<PyResult<Vec<_>>>()?;
+        let usual = self.core().config().join_timeout.duration();
+        let patience = timeout.map_or(usual, |Seconds(limit)| limit);
+        let shared = Arc::clone(&self.shared);
+        let made = move || Ok(Shared::register(make(&shared.comm, &excluded, patience)?));
+        let interrupt = || self.core().abort(&format!("interrupted in {operation}"));
+        elsewhere(py, made, interrupt).map(|shared| Self { shared })
     }
 
     /// `value`, if it is the number of a rank.
@@ -410,17 +431,49 @@ impl Communicator {
         exclude: Option<Vec<i64>>,
         timeout: Option<Seconds>,
     ) -> PyResult<Self> {
-        let excluded = exclude
-            .unwrap_or_default()
-            .into_iter()
-            .map(|rank| self.check_rank(py, "shrink", "exclude", rank))
-            .collect::<PyResult<Vec<_>>>()?;
-        let usual = self.core().config().join_timeout.duration();
-        let patience = timeout.map_or(usual, |Seconds(limit)| limit);
-        let shared = Arc::clone(&self.shared);
-        let shrink = move || Ok(Shared::register(shared.comm.shrink(&excluded, patience)?));
-        let interrupt = || self.core().abort("interrupted in shrink");
-        elsewhere(py, shrink, interrupt).map(|shared| Self { shared })
+        self.left(py, "shrink", (exclude, timeout), Core::shrink)
+    }
+
+    /// Make a communicator of the ranks that are left, as `shrink` does, in which they keep their numbers.
+    ///
+    /// Its `rank` and `size` are those of this one, and `living` has the ranks that are left. Each
+    /// collective is one of those: sums and averages are of what they give. Where an array has a block
+    /// for each rank, it has one for each that is gone, too, which is neither sent nor written; in a
+    /// new array such blocks are zero. A rank that is gone is no root, and no message goes to it.
+    ///
+    /// Parameters
+    /// ----------
+    /// exclude, timeout
+    ///     As for `shrink`.
+    ///
+    /// Returns
+    /// -------
+    /// Communicator
+    ///     The group of the ranks that are left.
+    ///
+    /// Raises
+    /// ------
+    /// Error
+    ///     As `shrink`.
+    ///
+    /// Examples
+    /// --------
+    /// >>> comm = comm.mask()
+    /// >>> average = comm.all_reduce(gradients, "avg")  # of those that are left
+    #[pyo3(signature = (exclude=None, timeout=None))]
+    fn mask(
+        &self,
+        py: Python<'_>,
+        exclude: Option<Vec<i64>>,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Self> {
+        self.left(py, "mask", (exclude, timeout), Core::mask)
+    }
+
+    /// The ranks that take part: all, but in a communicator that `mask` has made.
+    #[getter]
+    fn living(&self) -> Vec<usize> {
+        self.core().living()
     }
 
     /// Make a communicator of these ranks and of processes that come, such as those that take the places of
@@ -493,13 +546,13 @@ impl Communicator {
         self.core().newcomers().to_vec()
     }
 
-    /// Of a communicator that `shrink` made: the number that each of its ranks had before; else None.
+    /// Of a communicator that `shrink` or `mask` made: the number that each of its ranks had before; else None.
     #[getter]
     fn former_ranks(&self) -> Option<Vec<usize>> {
         self.core().former_ranks().map(<[usize]>::to_vec)
     }
 
-    /// Of a communicator that `shrink` made: up to this number, counted from 1, the collectives of the
+    /// Of a communicator that `shrink` or `mask` made: up to this number, counted from 1, the collectives of the
     /// communicator before had ended on all of its ranks; else None.
     #[getter]
     fn former_ended(&self) -> Option<u64> {

@@ -103,7 +103,7 @@ impl Communicator {
         let how = How::new("all_gather", async_op, timeout, stream);
         let (rank, world) = (self.core().rank(), self.core().world_size());
         let input = Array::input(&how, "array", array)?;
-        let out = Self::target(&how, out, &input, &stacked(world, input.shape()))?;
+        let out = self.target(&how, out, &input, &stacked(world, input.shape()))?;
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
         let source = (!input.is_block_of(&out, rank, world)).then_some(source);
@@ -155,7 +155,7 @@ impl Communicator {
         let input = Array::input(&how, "array", array)?;
         counts.check(py, how.operation, "counts", self.core().world_size())?;
         let row = input.row_shape()?;
-        let out = Self::target(&how, out, &input, &stacked(counts.rows(), row))?;
+        let out = self.target(&how, out, &input, &stacked(counts.rows(), row))?;
         let sizes = Sizes::PerRank(counts.elements(row));
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
@@ -202,7 +202,7 @@ impl Communicator {
         let how = How::new("all_to_all", async_op, timeout, stream);
         let input = Array::input(&how, "array", array)?;
         let block: usize = self.block_shape(&input, out.is_some())?.iter().product();
-        let out = Self::target(&how, out, &input, input.shape())?;
+        let out = self.target(&how, out, &input, input.shape())?;
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
         let request = Request::all_to_all(input.dtype(), source, target, Sizes::Even(block));
@@ -257,7 +257,7 @@ impl Communicator {
         send_counts.check(py, how.operation, "send_counts", world)?;
         recv_counts.check(py, how.operation, "recv_counts", world)?;
         let row = input.row_shape()?;
-        let out = Self::target(&how, out, &input, &stacked(recv_counts.rows(), row))?;
+        let out = self.target(&how, out, &input, &stacked(recv_counts.rows(), row))?;
         let (send, recv) = (send_counts.elements(row), recv_counts.elements(row));
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };

@@ -270,7 +270,7 @@ impl Communicator {
         let how = How::new("reduce_scatter", async_op, timeout, stream);
         let input = Array::input(&how, "array", array)?;
         let block = self.block_shape(&input, out.is_some())?;
-        let out = Self::target(&how, out, &input, &block)?;
+        let out = self.target(&how, out, &input, &block)?;
         let sizes = Sizes::Even(out.count());
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
@@ -326,7 +326,7 @@ impl Communicator {
         counts.check(py, how.operation, "counts", self.core().world_size())?;
         let row = input.row_shape()?;
         let own = counts.0[self.core().rank()];
-        let out = Self::target(&how, out, &input, &stacked(own, row))?;
+        let out = self.target(&how, out, &input, &stacked(own, row))?;
         let sizes = Sizes::PerRank(counts.elements(row));
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };

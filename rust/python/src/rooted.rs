@@ -160,7 +160,7 @@ impl Communicator {
         let input = self.root_array(py, (&how, root), array)?;
         let out = match &input {
             Some(input) => {
-                Self::target(&how, out, input, &self.block_shape(input, out.is_some())?)?
+                self.target(&how, out, input, &self.block_shape(input, out.is_some())?)?
             }
             None => Self::expected_out(py, &how, out)?,
         };
@@ -217,10 +217,7 @@ impl Communicator {
                 let row = input.row_shape()?;
                 let counts = self.rooted_counts(py, (&how, root), counts, 0)?;
                 let shape = stacked(counts.0[root], row);
-                (
-                    Self::target(&how, out, input, &shape)?,
-                    counts.elements(row),
-                )
+                (self.target(&how, out, input, &shape)?, counts.elements(row))
             }
             None => {
                 let out = Self::expected_out(py, &how, out)?;
@@ -248,7 +245,7 @@ impl Communicator {
             let request = Request::gather(input.dtype(), root, source, None, sizes);
             return self.finish(py, request, vec![input], &none(py), how);
         }
-        let out = Self::target(how, out, &input, &shape)?;
+        let out = self.target(how, out, &input, &shape)?;
         // SAFETY: as above.
         let target = Some(unsafe { out.memory() });
         let request = Request::gather(input.dtype(), root, source, target, sizes);

@@ -217,7 +217,7 @@ fn names(ranks: &[usize]) -> String {
 pub(crate) unsafe fn estimate(group: &Group, call: &ffi::Call<'_>) -> f64 {
     let estimate = group.guard(|communicator| {
         // SAFETY: the caller's promise is the one asked for here.
-        communicator.estimate(&unsafe { request(call)? })
+        communicator.estimate(unsafe { request(call)? })
     });
     estimate.map_or(0.0, microseconds)
 }

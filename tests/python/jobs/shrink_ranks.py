@@ -216,3 +216,99 @@ def be_cut_off(begin: str, cut: str) -> tuple[str, Any]:
         return type(error).__name__, str(error)
     assert shrunk.all_reduce(np.ones(1))[0] == shrunk.size
     return "goes on", shrunk.former_ranks
+
+
+def keep_numbers(gone: list[int], died: int) -> list[int]:
+    """Ranks are gone and the others keep their numbers, also when another one dies."""
+    comm = unisono.init()
+    world, me = comm.size, comm.rank
+    if me in gone:
+        die()
+    with pytest.raises(unisono.Error):
+        while True:
+            comm.barrier()
+    masked = comm.mask()
+    comm.close()
+    assert (masked.rank, masked.size) == (me, world)
+    assert masked.former_ranks == list(range(world))
+    living = [rank for rank in range(world) if rank not in gone]
+    assert masked.living == living
+    for count in (1, 700, 100_000):
+        every_collective(masked, living, count)
+    messages(masked, living, gone[0])
+    if me == died:
+        die()
+    with pytest.raises(unisono.PeerLostError, match=rf"rank {died} \(host") as caught:
+        while True:
+            masked.all_reduce(np.ones(1))
+    assert caught.value.peer == died
+    again = masked.mask()
+    living = [rank for rank in living if rank != died]
+    assert (again.rank, again.size, again.living) == (me, world, living)
+    every_collective(again, living, 5)
+    half = again.split(0 if me == living[0] else 1)
+    assert half is not None and half.size == (1 if me == living[0] else len(living) - 1)
+    return again.shrink().former_ranks or []
+
+
+def every_collective(comm: unisono.Communicator, living: list[int], count: int) -> None:
+    """Each collective of those that are left; blocks of the others stay as they are."""
+    world, me, dead = comm.size, comm.rank, -7.0
+    is_there = np.isin(np.arange(world), living)
+    own = np.arange(count) + 1000.0 * me
+    gathered = np.stack([np.arange(count) + 1000.0 * rank for rank in range(world)])
+    total = gathered[is_there].sum(axis=0)
+
+    def expect(values: np.ndarray, fill: float) -> np.ndarray:
+        return np.where(is_there[:, None], values, fill)
+
+    np.testing.assert_array_equal(comm.all_reduce(own.copy()), total)
+    np.testing.assert_allclose(comm.all_reduce(own.copy(), "avg"), total / len(living))
+    np.testing.assert_array_equal(comm.all_gather(own), expect(gathered, 0))
+    out = np.full((world, count), dead)
+    comm.all_gather(own, out=out, async_op=True).wait()
+    np.testing.assert_array_equal(out, expect(gathered, dead))
+    in_place = np.full((world, count), dead)
+    in_place[me] = own
+    comm.all_gather(in_place[me], out=in_place)
+    np.testing.assert_array_equal(in_place, expect(gathered, dead))
+    np.testing.assert_array_equal(comm.reduce_scatter(gathered), gathered[me] * len(living))
+    for root in living[:2]:
+        there = comm.broadcast(own.copy(), root)
+        np.testing.assert_array_equal(there, gathered[root])
+        reduced = comm.reduce(own.copy(), root=root)
+        blocks = comm.gather(own, root)
+        if me == root:
+            np.testing.assert_array_equal(reduced, total)
+            np.testing.assert_array_equal(blocks, expect(gathered, 0))
+        out = np.empty(count)
+        comm.scatter(gathered if me == root else None, root, out=out)
+        np.testing.assert_array_equal(out, gathered[me])
+    mine = gathered + 1e6 * me
+    theirs = np.stack([own + 1e6 * rank for rank in range(world)])
+    np.testing.assert_array_equal(comm.all_to_all(mine), expect(theirs, 0))
+    counts = [1 + rank for rank in range(world)]
+    rows = comm.all_gather_v(np.full((counts[me], 2), float(me)), counts)
+    wanted = np.repeat(np.where(is_there, np.arange(world), 0.0), counts)
+    np.testing.assert_array_equal(rows, np.stack([wanted, wanted], axis=1))
+    comm.barrier()
+    for gone in set(range(world)) - set(living):
+        with pytest.raises(unisono.InvalidArgumentError, match=f"rank {gone} is gone"):
+            comm.broadcast(own, gone)
+
+
+def messages(comm: unisono.Communicator, living: list[int], gone: int) -> None:
+    at = living.index(comm.rank)
+    left, right = living[at - 1], living[(at + 1) % len(living)]
+    got = np.empty(3)
+    receiving = comm.irecv(got, left)
+    comm.isend(np.full(3, float(comm.rank)), right).wait()
+    receiving.wait()
+    assert got.tolist() == [left] * 3
+    sending = comm.isend(np.full(3, float(comm.rank)), right)
+    assert comm.recv(got) == left
+    assert got.tolist() == [left] * 3
+    sending.wait()
+    for message in (comm.send, comm.recv):
+        with pytest.raises(unisono.InvalidArgumentError, match=f"rank {gone} is gone"):
+            message(got, gone)

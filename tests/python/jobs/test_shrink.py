@@ -95,6 +95,16 @@ def test_ranks_are_left_out_of_a_group_that_lives():
     assert run(3, "leave_out", 1) == [[0, 2], None, [0, 2]]
 
 
+@pytest.mark.check
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("gone, died", [([0], 3), ([1, 4], 0)])
+def test_ranks_keep_their_numbers(gone, died, transport):
+    env = {**LIMITS, "UNISONO_TRANSPORT": transport}
+    left = [rank for rank in range(6) if rank not in (*gone, died)]
+    stories = run(6, "keep_numbers", gone, died, gone=[*gone, died], env=env)
+    assert stories == [left] * len(left)
+
+
 @pytest.mark.parametrize(
     "how, error",
     [

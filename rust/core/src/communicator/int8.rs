@@ -101,14 +101,15 @@ impl Communicator {
             count: values.len(),
             average,
         };
-        level.all_reduce(self, values, call).map_err(|error| {
+        let summed = level.all_reduce(self, values, call).map_err(|error| {
             let error = error.with_operation("all_reduce_int8");
             if error.code.is_fatal() {
                 level.fail(&error);
                 self.group.fail_of(error.clone());
             }
             error
-        })
+        });
+        self.here(summed)
     }
 }
 
@@ -127,7 +128,8 @@ impl Level {
             let ranks = 0..host_of.len();
             ranks.filter(|rank| host_of[*rank] == host).collect()
         };
-        let here = on(host_of[comm.rank()]);
+        let own = comm.group.rank();
+        let here = on(host_of[own]);
         let hosts = 1 + host_of.iter().copied().max().unwrap_or(0);
         let is_even = here.len() > 1 && (0..hosts).all(|host| on(host).len() == here.len());
         if hosts == 1 || !is_even {
@@ -137,7 +139,7 @@ impl Level {
                 is_one_host: hosts == 1,
             });
         }
-        let place = here.iter().position(|rank| *rank == comm.rank());
+        let place = here.iter().position(|rank| *rank == own);
         let place = place.ok_or_else(|| Error::internal("a rank that is on no host"))?;
         let across = (0..hosts).map(|host| on(host)[place]).collect();
         Ok(Self {
@@ -271,7 +273,7 @@ type Place<'a> = (&'a Level, &'a Communicator);
 
 impl Part {
     fn of(comm: &Communicator, ranks: Vec<Rank>, label: &[u8]) -> Result<Self> {
-        let made = comm.subgroup(&ranks, label)?;
+        let made = comm.part(&ranks, label)?;
         Ok(Self {
             comm: made.ok_or_else(|| Error::internal("a rank that is not in its own group"))?,
             ranks,

@@ -28,13 +28,14 @@ impl Communicator {
         tag: u64,
         options: PointToPoint,
     ) -> Result<Work> {
+        let (to, options) = (self.place(to)?, self.options(options));
         if options.stream.is_some() {
-            let started = self.devices.send(dtype, &memory, (to, tag), options)?;
-            return Ok(self.on_device(started));
+            let started = self.devices.send(dtype, &memory, (to, tag), options);
+            return Ok(self.on_device(self.here(started)?));
         }
         device::refuse_memory(&memory, "buffer")?;
-        let state = self.group.send(dtype, memory, (to, tag), options)?;
-        Ok(self.on_host(state))
+        let state = self.group.send(dtype, memory, (to, tag), options);
+        Ok(self.on_host(self.here(state)?))
     }
 
     /// Starts to receive into `memory`, whole elements of `dtype`, from rank `from`, or from any (`None`). The
@@ -53,13 +54,26 @@ impl Communicator {
         tag: u64,
         options: PointToPoint,
     ) -> Result<Work> {
+        let (from, options) = (self.place_of_any(from)?, self.options(options));
         if options.stream.is_some() {
-            let started = self.devices.receive(dtype, &memory, (from, tag), options)?;
-            return Ok(self.on_device(started));
+            let started = self.devices.receive(dtype, &memory, (from, tag), options);
+            return Ok(self.on_device(self.here(started)?));
         }
         device::refuse_memory(&memory, "buffer")?;
-        let state = self.group.receive(dtype, memory, (from, tag), options)?;
-        Ok(self.on_host(state))
+        let state = self.group.receive(dtype, memory, (from, tag), options);
+        Ok(self.on_host(self.here(state)?))
+    }
+
+    /// The place in the group of the rank with this number; none for any.
+    fn place_of_any(&self, rank: Option<Rank>) -> Result<Option<usize>> {
+        rank.map(|rank| self.place(rank)).transpose()
+    }
+
+    fn options(&self, options: PointToPoint) -> PointToPoint {
+        PointToPoint {
+            completion: self.completion(options.completion),
+            ..options
+        }
     }
 
     /// Ends a receive that no message has met with `Aborted`. Returns whether it did; one that has met its message goes on.
@@ -85,10 +99,10 @@ impl Communicator {
         let outgoing = Outbound {
             dtype,
             memory,
-            to,
+            to: self.place(to)?,
             tag,
         };
-        self.group.send_now(outgoing, timeout)
+        self.here(self.group.send_now(outgoing, timeout))
     }
 
     /// As [`Communicator::receive`], in the calling thread, until the message has come. Returns the rank it came from.
@@ -109,10 +123,11 @@ impl Communicator {
         let incoming = Inbound {
             dtype,
             memory,
-            from,
+            from: self.place_of_any(from)?,
             tag,
         };
-        self.group.receive_now(incoming, timeout)
+        let from = self.here(self.group.receive_now(incoming, timeout))?;
+        Ok(self.number(from))
     }
 
     /// Sends `outgoing` to a rank and receives `incoming` from one, the same or another, at the same time and in the
@@ -139,15 +154,16 @@ impl Communicator {
         let outgoing = Outbound {
             dtype,
             memory: outgoing,
-            to,
+            to: self.place(to)?,
             tag: send_tag,
         };
         let incoming = Inbound {
             dtype,
             memory: incoming,
-            from,
+            from: self.place_of_any(from)?,
             tag: receive_tag,
         };
-        self.group.exchange_now(outgoing, incoming, timeout)
+        let from = self.here(self.group.exchange_now(outgoing, incoming, timeout))?;
+        Ok(self.number(from))
     }
 }

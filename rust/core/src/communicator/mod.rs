@@ -4,6 +4,7 @@ mod bytes;
 mod candidate;
 mod grow;
 mod int8;
+mod mask;
 mod messages;
 mod shrink;
 mod work;
@@ -14,7 +15,8 @@ use std::time::Duration;
 
 pub use self::candidate::Candidate;
 use self::grow::Growing;
-use self::shrink::{Former, Shrinking};
+use self::mask::Mask;
+use self::shrink::{Former, Numbers, Shrinking};
 pub use self::work::Work;
 use crate::config::Config;
 use crate::device::{self, Devices};
@@ -47,6 +49,8 @@ pub struct Communicator {
     /// The agreement of the ranks that are left, once it has been called for.
     shrinking: Own<Mutex<Option<Arc<Shrinking>>>>,
     former: Option<Former>,
+    /// The numbers of its ranks, if they have kept those of before.
+    mask: Option<Arc<Mask>>,
     /// The ranks that came when it formed, if it formed by a meeting.
     newcomers: Vec<Rank>,
     /// Where its ranks met, and will meet others.
@@ -146,6 +150,7 @@ impl Communicator {
             levels: Own::new(int8::Levels::default()),
             shrinking: Own::new(Mutex::new(None)),
             former: None,
+            mask: None,
             newcomers: Vec::new(),
             place: None,
             met: group.world(),
@@ -177,12 +182,79 @@ impl Communicator {
 
     /// This process's number in the group.
     pub fn rank(&self) -> Rank {
-        self.group.rank()
+        match &self.mask {
+            Some(mask) => mask.rank(),
+            None => self.group.rank(),
+        }
     }
 
-    /// The number of ranks.
+    /// The number of ranks; of a [masked](Self::mask) communicator with those that are gone.
     pub fn world_size(&self) -> usize {
-        self.group.world()
+        match &self.mask {
+            Some(mask) => mask.world(),
+            None => self.group.world(),
+        }
+    }
+
+    /// The ranks that take part: all, but in a [masked](Self::mask) communicator.
+    pub fn living(&self) -> Vec<Rank> {
+        match &self.mask {
+            Some(mask) => mask.living().to_vec(),
+            None => (0..self.group.world()).collect(),
+        }
+    }
+
+    /// Whether it is [masked](Self::mask).
+    pub fn is_masked(&self) -> bool {
+        self.mask.is_some()
+    }
+
+    /// A request as the group carries it out, whose ranks may have other numbers.
+    #[inline]
+    fn pass_on(&self, request: Request) -> Result<Request> {
+        match &self.mask {
+            Some(mask) => mask.pass_on(request),
+            None => Ok(request),
+        }
+    }
+
+    /// The place in the group of the rank with this number.
+    #[inline]
+    fn place(&self, rank: Rank) -> Result<usize> {
+        match &self.mask {
+            Some(mask) => mask.place(rank),
+            None => Ok(rank),
+        }
+    }
+
+    /// The number of the rank at this place in the group.
+    #[inline]
+    fn number(&self, place: usize) -> Rank {
+        match &self.mask {
+            Some(mask) => mask.number(place),
+            None => place,
+        }
+    }
+
+    /// An error of the group, with the number that its peer has here.
+    fn renumber(&self, error: Error) -> Error {
+        match &self.mask {
+            Some(mask) => mask.renumber(error),
+            None => error,
+        }
+    }
+
+    /// A result of the group, whose error has the number that its peer has here.
+    #[inline]
+    fn here<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| self.renumber(error))
+    }
+
+    fn completion(&self, completion: Option<Completion>) -> Option<Completion> {
+        match &self.mask {
+            Some(mask) => Mask::completion(mask, completion),
+            None => completion,
+        }
     }
 
     /// Starts a collective and returns at once. `completion` is called when it ends, on a thread made for that.
@@ -196,6 +268,11 @@ impl Communicator {
     /// [`Memory::from_raw_parts`](crate::buffer::Memory::from_raw_parts) until the operation has completed, also when
     /// the returned [`Work`] is dropped.
     pub unsafe fn start(&self, request: Request, completion: Option<Completion>) -> Result<Work> {
+        let (request, completion) = (self.pass_on(request)?, self.completion(completion));
+        self.here(self.start_in_group(request, completion))
+    }
+
+    fn start_in_group(&self, request: Request, completion: Option<Completion>) -> Result<Work> {
         if request.stream.is_some() {
             let started = self.devices.submit(request, completion)?;
             return Ok(self.on_device(started));
@@ -213,7 +290,12 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`].
-    pub unsafe fn begin(&self, mut request: Request) -> Result<Work> {
+    pub unsafe fn begin(&self, request: Request) -> Result<Work> {
+        let request = self.pass_on(request)?;
+        self.here(self.begin_in_group(request))
+    }
+
+    fn begin_in_group(&self, mut request: Request) -> Result<Work> {
         if request.stream.is_some() {
             let started = self.devices.submit(request, None)?;
             return Ok(self.on_device(started));
@@ -231,7 +313,13 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`]; the operation has completed when this returns.
-    pub unsafe fn run(&self, mut request: Request) -> Result<u64> {
+    pub unsafe fn run(&self, request: Request) -> Result<u64> {
+        let request = self.pass_on(request)?;
+        self.here(self.run_in_group(request))
+    }
+
+    #[inline]
+    fn run_in_group(&self, mut request: Request) -> Result<u64> {
         if request.stream.is_some() {
             return Ok(self.devices.submit(request, None)?.1.sequence);
         }
@@ -251,6 +339,7 @@ impl Communicator {
         Work {
             group: self.group.clone(),
             device: None,
+            mask: self.mask.clone(),
             state,
         }
     }
@@ -259,6 +348,7 @@ impl Communicator {
         Work {
             group: self.group.clone(),
             device: Some(Own::new(device)),
+            mask: self.mask.clone(),
             state,
         }
     }
@@ -267,13 +357,14 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::start`] for a request that would be refused.
-    pub fn estimate(&self, request: &Request) -> Result<Duration> {
-        self.group.estimate(request)
+    pub fn estimate(&self, request: Request) -> Result<Duration> {
+        self.group.estimate(&self.pass_on(request)?)
     }
 
     /// How long a message of `bytes` to or from `peer` would take, as [`Communicator::estimate`].
     pub fn estimate_message(&self, peer: Option<Rank>, bytes: usize) -> Duration {
-        self.group.estimate_message(peer, bytes)
+        let place = peer.and_then(|peer| self.place(peer).ok());
+        self.group.estimate_message(place, bytes)
     }
 
     /// Whether buffers of devices may be read by the other ranks where they lie, if they were
@@ -281,7 +372,7 @@ impl Communicator {
     pub fn reads_devices_in_place(&self) -> bool {
         let window = self.group.config().window_bytes;
         let has_windows = window.is_none_or(|bytes| bytes.0 > 0);
-        self.world_size() > 1 && has_windows && self.group.is_on_one_host()
+        self.group.world() > 1 && has_windows && self.group.is_on_one_host()
     }
 
     /// The resources that the communicator holds on this rank: `links` that are open, `link_bytes` and `scratch_bytes` of
@@ -299,7 +390,7 @@ impl Communicator {
     /// # Errors
     /// `Timeout` naming the missing ranks.
     pub fn monitored_barrier(&self, timeout: Duration, report_all: bool) -> Result<()> {
-        self.group.monitored_barrier(timeout, report_all)
+        self.here(self.group.monitored_barrier(timeout, report_all))
     }
 
     /// Splits the group: ranks that give the same `color` form a new group, numbered by `key` and then by rank.
@@ -318,9 +409,18 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` for a rank that is out of range or there twice; the first cause of a group that is dead.
     pub fn subgroup(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Self>> {
+        self.part(&self.places(ranks)?, label)
+    }
+
+    /// As [`subgroup`](Self::subgroup), of the ranks at these places in the group.
+    fn part(&self, places: &[usize], label: &[u8]) -> Result<Option<Self>> {
         // Apart from the labels that `split` makes.
         let label = [b"subgroup".as_slice(), label].concat();
-        Ok(self.group.subgroup(ranks, &label)?.map(Self::new))
+        Ok(self.group.subgroup(places, &label)?.map(Self::new))
+    }
+
+    fn places(&self, ranks: &[Rank]) -> Result<Vec<usize>> {
+        ranks.iter().map(|rank| self.place(*rank)).collect()
     }
 
     /// A communicator of the ranks that are left, numbered in the order of their numbers here. All of them call it, usually
@@ -337,14 +437,48 @@ impl Communicator {
     /// ranks that did not call it; `PeerLost` in a minority; `Aborted` where the others go on without this rank, or one of
     /// them has closed the communicator or was interrupted.
     pub fn shrink(&self, excluded: &[Rank], patience: Duration) -> Result<Self> {
-        let wish = (excluded, patience);
-        let (group, former) = shrink::shrink(&self.group, &self.shrinking, wish)?;
-        let mut shrunk = Self::new(group);
-        shrunk.former = Some(former);
-        shrunk.place = self.place.clone();
-        shrunk.met = self.met;
-        shrunk.meeting = Arc::clone(&self.meeting);
-        Ok(shrunk)
+        let (group, Former { ranks, ended }) = self.left(Numbers::Anew, excluded, patience)?;
+        let ranks = ranks.into_iter().map(|place| self.number(place)).collect();
+        Ok(self.with_the_left(group, Former { ranks, ended }))
+    }
+
+    /// As [`shrink`](Self::shrink), but the ranks keep their numbers: [`rank`](Self::rank) and [`world_size`](Self::world_size)
+    /// are those of this communicator, [`living`](Self::living) has the ranks that are left, and each collective is one of
+    /// those. Reductions and averages are of what they give. Where a buffer has a block for each rank, it has one for each that
+    /// is gone, too: nothing reads or writes that. A rank that is gone is no root, and no message goes to it.
+    ///
+    /// # Errors
+    /// As [`shrink`](Self::shrink).
+    pub fn mask(&self, excluded: &[Rank], patience: Duration) -> Result<Self> {
+        let world = self.world_size();
+        let (group, Former { ranks, ended }) = self.left(Numbers::Kept, excluded, patience)?;
+        let living = ranks.into_iter().map(|place| self.number(place)).collect();
+        let mask = Mask::new(world, living, group.rank());
+        let ranks = (0..world).collect();
+        let mut masked = self.with_the_left(group, Former { ranks, ended });
+        masked.mask = Some(Arc::new(mask));
+        Ok(masked)
+    }
+
+    /// The group of the ranks that are left, with their places in this one's.
+    fn left(
+        &self,
+        numbers: Numbers,
+        excluded: &[Rank],
+        patience: Duration,
+    ) -> Result<(Arc<Group>, Former)> {
+        let places = self.places(excluded)?;
+        let wish = (numbers, &places[..], patience);
+        self.here(shrink::shrink(&self.group, &self.shrinking, wish))
+    }
+
+    fn with_the_left(&self, group: Arc<Group>, former: Former) -> Self {
+        let mut left = Self::new(group);
+        left.former = Some(former);
+        left.place = self.place.clone();
+        left.met = self.met;
+        left.meeting = Arc::clone(&self.meeting);
+        left
     }
 
     /// A communicator of `world` ranks: those of this one and others, which come as at the start of the job, to `place`. Blocks
@@ -391,7 +525,8 @@ impl Communicator {
         &self.newcomers
     }
 
-    /// The number that each rank had in the communicator that this one was [shrunk](Self::shrink) from; `None` for others.
+    /// The number that each rank had in the communicator that this one was [shrunk](Self::shrink) or [masked](Self::mask) from;
+    /// `None` for others.
     pub fn former_ranks(&self) -> Option<&[Rank]> {
         self.former.as_ref().map(|former| &*former.ranks)
     }
@@ -421,7 +556,7 @@ impl Communicator {
 
     /// The first cause, once the group is dead.
     pub fn error(&self) -> Option<Error> {
-        self.group.error()
+        self.group.error().map(|error| self.renumber(error))
     }
 
     /// The number of the last collective that was started here. Those on device memory are counted apart, and added.

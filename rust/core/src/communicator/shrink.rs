@@ -25,10 +25,21 @@ use crate::types::{DataType, Rank};
 const PAIR: &[u8] = b"shrink, two ranks";
 /// The label of the group of all that are left.
 const LEFT: &[u8] = b"shrunk";
+/// The same where they keep their numbers.
+const KEPT: &[u8] = b"masked";
 /// How long a rank that leaves waits until the others have heard what was decided.
 const HEARD_WITHIN: Duration = Duration::from_secs(5);
 /// The tag of all messages.
 const TAG: u64 = 0;
+
+/// The numbers of the ranks that are left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Numbers {
+    /// From 0 on, in the order of those that they had.
+    Anew,
+    /// Those that they had.
+    Kept,
+}
 
 /// The communicator that one of the ranks that are left comes from.
 #[derive(Debug)]
@@ -425,7 +436,7 @@ fn about(error: Error, ranks: &BTreeSet<Rank>) -> Error {
 pub(super) fn shrink(
     group: &Arc<Group>,
     kept: &Mutex<Option<Arc<Shrinking>>>,
-    (excluded, patience): (&[Rank], Duration),
+    (numbers, excluded, patience): (Numbers, &[Rank], Duration),
 ) -> Result<(Arc<Group>, Former)> {
     group.check_open()?;
     for rank in excluded {
@@ -452,7 +463,7 @@ pub(super) fn shrink(
         }
     };
     match shrinking.wait(patience)? {
-        Outcome::Decided(decision) if shrinking.is_first() => go_on(group, &decision),
+        Outcome::Decided(decision) if shrinking.is_first() => go_on(group, &decision, numbers),
         Outcome::Decided(_) => Err(Error::invalid("this communicator has been shrunk")),
         Outcome::LeftOut(decision) => Err(Error::new(
             Code::Aborted,
@@ -465,9 +476,12 @@ pub(super) fn shrink(
     }
 }
 
-fn go_on(group: &Group, decision: &Decision) -> Result<(Arc<Group>, Former)> {
+fn go_on(group: &Group, decision: &Decision, numbers: Numbers) -> Result<(Arc<Group>, Former)> {
     let ranks: Vec<Rank> = decision.living.iter().copied().collect();
-    let left = group.part(&ranks, LEFT)?;
+    let left = match numbers {
+        Numbers::Anew => group.part(&ranks, LEFT)?,
+        Numbers::Kept => group.part_that_keeps_its_numbers(&ranks, KEPT)?,
+    };
     let left = left.ok_or_else(|| Error::internal("a rank that lives is left out"))?;
     tracing::info!(
         rank = group.rank(),

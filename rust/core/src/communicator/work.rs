@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::mask::Mask;
 use crate::device::{self, DeviceGroup};
 use crate::engine::{Group, WorkState};
 use crate::error::Result;
@@ -18,6 +19,8 @@ pub struct Work {
     pub(super) group: Own<Arc<Group>>,
     /// Of an operation on device memory.
     pub(super) device: Option<Own<Arc<DeviceGroup>>>,
+    /// The numbers of the communicator's ranks, where the group's are others.
+    pub(super) mask: Option<Arc<Mask>>,
     pub(super) state: Arc<WorkState>,
 }
 
@@ -35,7 +38,14 @@ impl Work {
         {
             device.settle();
         }
-        self.state.result().cloned()
+        Some(self.renumber(self.state.result().cloned()?))
+    }
+
+    fn renumber<T>(&self, result: Result<T>) -> Result<T> {
+        match &self.mask {
+            Some(mask) => result.map_err(|error| mask.renumber(error)),
+            None => result,
+        }
     }
 
     /// Refuses to go on in a forked child of the process that started it, in which it does not end.
@@ -51,10 +61,10 @@ impl Work {
     /// # Errors
     /// The operation's own; or `Timeout` when `timeout` runs out first, after which the operation goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        match &self.device {
+        self.renumber(match &self.device {
             Some(device) => device.wait(&self.state, timeout),
             None => self.group.wait(&self.state, timeout),
-        }
+        })
     }
 
     /// Waits until one of `works` has ended, well or not, driving their groups from this thread meanwhile. Returns which
@@ -78,7 +88,8 @@ impl Work {
         };
         let one_group = of(&first.group);
         if one_group.len() == works.len() {
-            return first.group.wait_any(&one_group, timeout);
+            let ended = first.group.wait_any(&one_group, timeout)?;
+            return Ok(ended.map(|(at, result)| (at, works[at].renumber(result))));
         }
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         // Their groups take turns; what happens in the others meanwhile is the progress thread's business.
@@ -127,7 +138,12 @@ impl Work {
 
     /// The rank a message came from, once a receive has completed.
     pub fn source(&self) -> Option<Rank> {
-        self.state.source()
+        let source = self.state.source()?;
+        Some(
+            self.mask
+                .as_ref()
+                .map_or(source, |mask| mask.number(source)),
+        )
     }
 
     /// The operation's number in its group.

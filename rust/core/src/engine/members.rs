@@ -22,15 +22,25 @@ pub(crate) struct Member {
 
 /// The ranks of a group. One that was split from another shares what is known of each rank with it.
 #[derive(Clone, Debug)]
-pub(crate) struct Members(Arc<[Arc<Member>]>);
+pub(crate) struct Members {
+    all: Arc<[Arc<Member>]>,
+    /// The numbers by which the group's users know its ranks, where these are others than in the group.
+    kept: Option<Arc<[Rank]>>,
+}
 
 impl Members {
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.all.len()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Member> {
-        self.0.iter().map(|member| &**member)
+        self.all.iter().map(|member| &**member)
+    }
+
+    /// The number by which users know a rank.
+    fn known_as(&self, rank: Rank) -> Rank {
+        let kept = self.kept.as_ref().and_then(|kept| kept.get(rank));
+        kept.copied().unwrap_or(rank)
     }
 
     /// Their numbers in the whole job.
@@ -47,14 +57,27 @@ impl Members {
 
     /// Those of some of these ranks, in their order.
     pub(crate) fn part(&self, ranks: &[Rank]) -> Self {
-        let part = ranks.iter().map(|rank| Arc::clone(&self.0[*rank]));
-        Self(part.collect())
+        let part = ranks.iter().map(|rank| Arc::clone(&self.all[*rank]));
+        Self {
+            all: part.collect(),
+            kept: None,
+        }
+    }
+
+    /// The same, where users know them by the numbers that they have here.
+    pub(crate) fn part_that_keeps_its_numbers(&self, ranks: &[Rank]) -> Self {
+        let kept = ranks.iter().map(|rank| self.known_as(*rank));
+        Self {
+            kept: Some(kept.collect()),
+            ..self.part(ranks)
+        }
     }
 
     /// `rank 3 (host node7, pid 4321)`; where that is another number, with the one in the whole job:
     /// `rank 3 (global rank 11, host node7, pid 4321)`.
     pub(crate) fn name(&self, rank: Rank) -> String {
         let Member { label, global, .. } = &self[rank];
+        let rank = self.known_as(rank);
         match *global == rank {
             true => format!("rank {rank} ({label})"),
             false => format!("rank {rank} (global rank {global}, {label})"),
@@ -63,7 +86,9 @@ impl Members {
 
     /// The same without host and process.
     pub(crate) fn number(&self, rank: Rank) -> String {
-        match self.0.get(rank).map(|member| member.global) {
+        let global = self.all.get(rank).map(|member| member.global);
+        let rank = self.known_as(rank);
+        match global {
             Some(global) if global != rank => format!("rank {rank} (global rank {global})"),
             _ => format!("rank {rank}"),
         }
@@ -74,7 +99,7 @@ impl Members {
         const WORDS: &str = "global rank ";
         let global = error
             .peer
-            .and_then(|peer| Some((peer, self.0.get(peer)?.global)));
+            .and_then(|peer| Some((self.known_as(peer), self.all.get(peer)?.global)));
         match global {
             Some((peer, global)) if peer != global && !error.message.contains(WORDS) => Error {
                 message: format!(
@@ -90,7 +115,10 @@ impl Members {
 
 impl FromIterator<Member> for Members {
     fn from_iter<T: IntoIterator<Item = Member>>(members: T) -> Self {
-        Self(members.into_iter().map(Arc::new).collect())
+        Self {
+            all: members.into_iter().map(Arc::new).collect(),
+            kept: None,
+        }
     }
 }
 
@@ -98,7 +126,7 @@ impl Index<Rank> for Members {
     type Output = Member;
 
     fn index(&self, rank: Rank) -> &Member {
-        &self.0[rank]
+        &self.all[rank]
     }
 }
 
@@ -129,7 +157,19 @@ mod tests {
         assert_eq!(part.name(2), "rank 2 (global rank 5, host h5, pid 105)");
         assert_eq!(part.number(1), "rank 1 (global rank 2)");
         assert_eq!((part.number(0), part.len()), ("rank 0".into(), 3));
+        let kept = part.part_that_keeps_its_numbers(&[0, 2]);
+        assert_eq!(kept.number(1), "rank 2 (global rank 5)");
+        let kept = all.part_that_keeps_its_numbers(&[0, 2, 5]);
+        assert_eq!((kept.number(2), kept.len()), ("rank 5".into(), 3));
+        assert_eq!(
+            kept.part_that_keeps_its_numbers(&[1, 2]).name(1),
+            "rank 5 (host h5, pid 105)"
+        );
         let error = |text: &str| Error::new(Code::PeerLost, text).with_peer(2);
+        assert_eq!(
+            kept.clarify(error("rank 5 is gone")),
+            error("rank 5 is gone")
+        );
         let clear = part.clarify(error("rank 2 is gone"));
         assert_eq!(
             clear.message,

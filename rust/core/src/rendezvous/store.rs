@@ -44,8 +44,8 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Where the store is served, if over the network: the way there tells which of this host's addresses the other
-    /// ranks can reach.
+    /// Where the store is served, if that is over the network and known: the way there tells which of this host's addresses the
+    /// other ranks can reach.
     fn address(&self) -> Option<SocketAddr> {
         self.underlying()?.address()
     }

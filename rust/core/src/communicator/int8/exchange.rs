@@ -121,7 +121,7 @@ impl<'a> Contribution<'a> {
             add_decoded(codes, part);
         }
         if self.call.average {
-            let ranks = place.1.world_size() as f32;
+            let ranks = place.1.group.world() as f32;
             part.iter_mut().for_each(|value| *value /= ranks);
         }
         let mut coded = spare.bytes(bytes);

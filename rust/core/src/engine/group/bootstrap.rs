@@ -253,6 +253,20 @@ impl Group {
 
     /// The same of a group that may have failed, with ranks that exist.
     pub(crate) fn part(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Arc<Self>>> {
+        self.part_of(self.membership.members.part(ranks), ranks, label)
+    }
+
+    /// As [`Group::part`]. Errors name its ranks by the numbers that they have here.
+    pub(crate) fn part_that_keeps_its_numbers(
+        &self,
+        ranks: &[Rank],
+        label: &[u8],
+    ) -> Result<Option<Arc<Self>>> {
+        let members = self.membership.members.part_that_keeps_its_numbers(ranks);
+        self.part_of(members, ranks, label)
+    }
+
+    fn part_of(&self, members: Members, ranks: &[Rank], label: &[u8]) -> Result<Option<Arc<Self>>> {
         // In this order: an open group has it.
         let endpoint = self.membership.endpoint();
         self.check_open()?;
@@ -263,14 +277,13 @@ impl Group {
             let group = local_groups.take(ranks, label, rank, || {
                 let costs = calibrate::costs().rounded(cores());
                 let topology = Topology::one_host(ranks.len(), costs.cores());
-                let members = self.membership.members.part(ranks);
                 Self::local_of(&members, &topology, &self.config, costs)
             })?;
             group.set_timeout(self.timeout());
             return Ok(Some(group));
         }
         let membership = Membership {
-            members: self.membership.members.part(ranks),
+            members,
             key: self.membership.key.subset(label, ranks),
             endpoint: Mutex::new(endpoint),
             topology: self.membership.topology.subset(ranks),

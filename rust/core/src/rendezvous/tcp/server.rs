@@ -132,6 +132,12 @@ impl TcpStoreServer {
         address
     }
 
+    /// The address by which other ranks reach the server, if that is known: one that listens at all addresses was given a name
+    /// that means loopback here, or an address that is not this host's, and neither tells.
+    pub(in crate::rendezvous) fn address_for_others(&self) -> Option<SocketAddr> {
+        (!self.address.ip().is_unspecified()).then_some(self.address)
+    }
+
     pub(in crate::rendezvous) fn key(&self) -> &StoreKey {
         &self.key
     }

@@ -80,6 +80,8 @@ struct State {
     reaches: bool,
     accepting: bool,
     linked: bool,
+    /// The id of the peer's attempt that is or was accepted, where it takes more than one connection.
+    accepted: Option<[u8; 16]>,
     /// Stripes that the peer has opened.
     stripes: u8,
     /// Since when this side knows that it cannot reach the peer, and why.
@@ -89,6 +91,9 @@ struct State {
 /// For how long a peer that cannot be reached from here may still open the link from its side: where one of the two is behind
 /// a router that lets connections through in one direction only. The group asks again every 2 seconds.
 pub(super) const PEER_MAY_COME: Duration = Duration::from_secs(2);
+
+/// How often a thread that waits for another attempt looks whether it is called off.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Whether this side should try to open a link.
 pub(super) enum Way {
@@ -180,7 +185,6 @@ impl Membership {
         lane: Lane,
         patience: &Patience<'_>,
     ) -> Result<Result<Claim, Answer>, Cut> {
-        const LOOK: Duration = Duration::from_millis(50);
         let mut lanes = self.lanes.lock();
         loop {
             let state = lanes.entry((peer, lane)).or_default();
@@ -248,6 +252,27 @@ impl Membership {
         lanes.get(&(peer, lane)).is_some_and(|state| state.linked)
     }
 
+    /// Whether the attempt with this id has made the link. Waits until a connection of it that came before is seen to.
+    pub(super) fn was_made_by(
+        &self,
+        attempt: &[u8; 16],
+        (peer, lane): (u32, Lane),
+        patience: &Patience<'_>,
+    ) -> Result<bool, Cut> {
+        let mut lanes = self.lanes.lock();
+        loop {
+            let state = lanes.entry((peer, lane)).or_default();
+            if state.accepted.as_ref() != Some(attempt) {
+                return Ok(false);
+            }
+            if state.linked || !state.accepting {
+                return Ok(state.linked);
+            }
+            patience.left()?;
+            self.changed.wait_for(&mut lanes, LOOK);
+        }
+    }
+
     fn claim(self: &Arc<Self>, peer: u32, lane: Lane, accepting: bool) -> Claim {
         Claim {
             membership: Arc::clone(self),
@@ -293,6 +318,13 @@ impl Claim {
         let state = lanes.entry((self.peer, self.lane)).or_default();
         state.reaches |= !(state.accepting || state.linked);
         state.reaches
+    }
+
+    /// It is for the attempt with this id, which may ask again: it may not hear that it was accepted.
+    pub(super) fn identify(&self, attempt: [u8; 16]) {
+        let mut lanes = self.membership.lanes.lock();
+        let state = lanes.entry((self.peer, self.lane)).or_default();
+        state.accepted = Some(attempt);
     }
 
     /// The link exists, and the group gets it.

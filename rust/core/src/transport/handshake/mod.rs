@@ -42,7 +42,7 @@ pub use self::words::{Answer, Hello, Lane, Purpose, Reply};
 /// The first bytes of every connection.
 pub const MAGIC: [u8; 8] = *b"unisono\n";
 /// The version of the handshake and of what follows it.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Bytes that are sent in clear before the first Noise message.
 const CLEAR: usize = 36;
 /// Purpose, lane, link.

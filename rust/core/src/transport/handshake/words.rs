@@ -108,6 +108,8 @@ pub enum Answer {
     Failed = 4,
     /// The acceptor was in the group and has left it.
     Left = 5,
+    /// The acceptor has made the link by an earlier connection of this attempt, and keeps none of this one.
+    Made = 6,
 }
 
 impl Answer {
@@ -118,6 +120,7 @@ impl Answer {
             3 => Some(Self::Duplicate),
             4 => Some(Self::Failed),
             5 => Some(Self::Left),
+            6 => Some(Self::Made),
             _ => None,
         }
     }

@@ -255,7 +255,10 @@ impl TcpStore {
 
 impl Store for TcpStore {
     fn address(&self) -> Option<SocketAddr> {
-        Some(self.address)
+        match &self.server {
+            Some(server) => server.address_for_others(),
+            None => Some(self.address),
+        }
     }
 
     fn secret(&self) -> Option<Secret> {

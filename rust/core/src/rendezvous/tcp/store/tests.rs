@@ -33,6 +33,17 @@ fn passes_the_suite() {
     suite::run(|| TcpStore::connect(&address, SOON).expect("connect"));
 }
 
+/// The rank that serves chooses its own addresses by the way to the server. Where that is at all addresses, loopback leads to
+/// it, and the others are elsewhere.
+#[test]
+fn a_server_at_all_addresses_tells_no_way_to_it() {
+    let address = |server| Store::address(&TcpStore::own(server).expect("its own client"));
+    assert!(address(serve()).is_some_and(|address| address.ip().is_loopback()));
+    // For documentation, so of no host; as the address of a service is that others reach a host by.
+    let elsewhere = TcpStoreServer::start("192.0.2.1:0").expect("serve");
+    assert_eq!(address(elsewhere), None);
+}
+
 #[test]
 fn a_client_waits_for_its_server() {
     let port = serve().own_address().port();

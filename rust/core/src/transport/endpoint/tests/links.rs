@@ -1,9 +1,13 @@
 //! Which link two ranks get, however they begin.
 
 use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener};
 use std::sync::Barrier;
 
 use super::*;
+use crate::transport::Part;
+use crate::transport::handshake::{ANSWER_BYTES, CHALLENGE_BYTES};
 
 #[test]
 fn shared_memory_inside_a_host() {
@@ -196,6 +200,64 @@ fn two_processes_that_claim_one_rank_are_told() {
             error.message.contains("two processes claim rank 0"),
             "{error}"
         );
+    }
+}
+
+/// A way to `target` that swallows the last answer of the second connection's handshake, and breaks that.
+fn way_that_loses_an_answer(target: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for (number, near) in listener.incoming().take(3).enumerate() {
+            let near = near.unwrap();
+            let far = TcpStream::connect(target).unwrap();
+            let (mut near_too, mut far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            thread::spawn(move || io::copy(&mut near_too, &mut far_too));
+            thread::spawn(move || {
+                let (mut near, mut far) = (near, far);
+                if number == 1 {
+                    let mut challenge = [0; 1 + CHALLENGE_BYTES];
+                    far.read_exact(&mut challenge).unwrap();
+                    near.write_all(&challenge).unwrap();
+                    far.read_exact(&mut [0; ANSWER_BYTES]).unwrap();
+                } else {
+                    let _ = io::copy(&mut far, &mut near);
+                }
+                for ended in [near, far] {
+                    let _ = ended.shutdown(Shutdown::Both);
+                }
+            });
+        }
+    });
+    address
+}
+
+/// The peer has made the link then, and this side hears of that when it asks again.
+#[test]
+fn the_last_answer_of_a_handshake_may_be_lost() {
+    for encrypts in [false, true] {
+        let keys = GroupKey::of_ranks(4, [5; 32], encrypts);
+        let (zero, one) = (Member::new(&keys, 0), Member::new(&keys, 1));
+        let mut target = one.endpoint.address().clone();
+        target.tcp = vec![way_that_loses_an_answer(target.tcp[0])];
+        let outcome = zero.connect_at(1, &target, TransportChoice::Tcp, Duration::from_secs(10));
+        let (mut near, (_, _, mut far)) = (link(outcome), one.arrival());
+        converse(&mut *near, &mut *far);
+        // The control connection is to be made again, by the side that had opened it.
+        for (end, is_ours) in [(&mut near, true), (&mut far, false)] {
+            let until = Instant::now() + Duration::from_secs(10);
+            let breach = loop {
+                assert_eq!(end.peer_state(), PeerState::Present);
+                if let Some(breach) = end.wants_mending() {
+                    break breach;
+                }
+                assert!(Instant::now() < until);
+            };
+            assert_eq!(
+                (breach.socket.part, breach.is_ours),
+                (Part::Control, is_ours)
+            );
+        }
     }
 }
 

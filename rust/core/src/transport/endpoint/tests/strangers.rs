@@ -222,6 +222,9 @@ fn a_control_connection_needs_its_stream() {
     let (_control, answer) = Puppet::enter(tcp_to(&one), &zero.keys[0], &control);
     assert_eq!(answer, Answer::Accept);
     assert_eq!(one.arrival().0, 0);
+    // A rank that has not heard that asks again.
+    let (_, answer) = Puppet::enter(tcp_to(&one), &zero.keys[0], &control);
+    assert_eq!(answer, Answer::Made);
 }
 
 #[test]

@@ -108,7 +108,8 @@ pub(super) fn elsewhere(attempt: &Attempt<'_>, address: SocketAddr) -> Option<&'
 }
 
 /// Opens both connections of a link to one address. The peer may find one broken when the other comes: then both are opened
-/// anew.
+/// anew. Or it has made the link, and its word of that was lost with the control connection: the link is there then, and has
+/// that connection made again.
 fn open(
     attempt: &Attempt<'_>,
     address: SocketAddr,
@@ -125,7 +126,7 @@ fn open(
             return Ok(Reached::Answer(answer));
         }
         match introduce(Purpose::TcpControl)? {
-            (control, proven_again, Answer::Accept) => {
+            (control, proven_again, Answer::Accept | Answer::Made) => {
                 break (data, proven, control, proven_again);
             }
             (_, _, Answer::Left) => return Ok(Reached::Answer(Answer::Left)),
@@ -215,6 +216,7 @@ fn park(mut visit: Visit<'_>, stream: TcpStream) -> Result<(), Reason> {
     let Some(claim) = visit.claim(&stream)? else {
         return Ok(());
     };
+    claim.identify(visit.hello.link);
     let channel = fork::make_private(|| stream.try_clone()).map_err(Cut::from)?;
     let accept = visit.answers.frame(Answer::Accept)?;
     let (shared, patience, link) = (visit.shared, visit.patience, visit.hello.link);
@@ -252,14 +254,22 @@ fn pair(mut visit: Visit<'_>, control: TcpStream) -> Result<(), Reason> {
         ..
     }) = unpark(&visit, |parked| parked.link == link)
     else {
-        if visit.membership.is_closed() {
-            visit.answer(&control, Answer::Left)?;
-            return Ok(());
-        }
-        visit.answer(&control, Answer::Failed)?;
-        return Err(Reason::new(
-            "a control connection without its stream".to_owned(),
-        ));
+        let place = (visit.hello.from, visit.hello.lane);
+        let group = &visit.membership;
+        let answer = if group.is_closed() {
+            Answer::Left
+        } else if group.was_made_by(&link, place, &visit.patience)? {
+            Answer::Made
+        } else {
+            Answer::Failed
+        };
+        visit.answer(&control, answer)?;
+        return match answer {
+            Answer::Failed => Err(Reason::new(
+                "a control connection without its stream".to_owned(),
+            )),
+            _ => Ok(()),
+        };
     };
     let channel = fork::make_private(|| control.try_clone()).map_err(Cut::from)?;
     let peer = peer_of(&data);
