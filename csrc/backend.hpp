@@ -110,6 +110,8 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& opts) override;
+  // The group goes on as one of those that are left, which keep their ranks. Returns these.
+  std::vector<int64_t> mask(const std::vector<int64_t>& ranks_to_exclude);
   // A new group of those that are left, after a failure too (`dist.shrink_group`).
   bool supportsShrinking() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude,

@@ -94,6 +94,18 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
   return backend;
 }
 
+std::vector<int64_t> Backend::mask(const std::vector<int64_t>& ranks_to_exclude) {
+  std::vector<size_t> excluded;
+  for (const int64_t rank : ranks_to_exclude) {
+    check_rank(rank, "exclude");
+    excluded.push_back(rank);
+  }
+  const Left left = unisono::mask(*handle_->group, {excluded.data(), excluded.size()});
+  raise(left.status);
+  handle_->renew();
+  return {left.living.begin(), left.living.end()};
+}
+
 c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ranks_to_exclude,
                                                   int shrink_flags,
                                                   const c10::intrusive_ptr<Options>& opts) {

@@ -59,6 +59,16 @@ Served served(string_view group, const at::Tensor& tensor) {
   return {std::move(by), directly};
 }
 
+std::vector<int64_t> mask_group(string_view group, at::IntArrayRef exclude) {
+  const auto found = group_named(group);
+  // One object serves all its kinds of devices.
+  for (const auto& device : found->getDeviceTypes()) {
+    auto* backend = dynamic_cast<Backend*>(found->getBackend(device.type()).get());
+    if (backend != nullptr) return backend->mask(exclude.vec());
+  }
+  wrong_value("group", c10::str("the group \"", group, "\" is not served by unisono"));
+}
+
 void wait(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) work->wait();
 }
@@ -416,6 +426,7 @@ void define_operators(torch::Library& library) {
   library.def("reduce_scatter(Tensor tensor, str group, str op='sum') -> Tensor");
   library.def("broadcast(Tensor tensor, str group, int src) -> Tensor");
   library.def("broadcast_(Tensor(a!) tensor, str group, int src) -> ()");
+  library.def("mask(str group, int[] exclude) -> int[]", mask_group);
 }
 
 TORCH_LIBRARY_IMPL(unisono, CPU, library) {

@@ -18,6 +18,31 @@ _under_way: dict[Any, int] = {}
 _lock = threading.Lock()
 
 
+def average_hook(
+    state: dist.ProcessGroup | None, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average gradients over the ranks that take part, also where some are gone.
+
+    ``model.register_comm_hook(None, unisono.torch.average_hook)``. DDP itself sums them and divides
+    by the size of the group, which a :func:`mask` leaves as it was.
+
+    Parameters
+    ----------
+    state
+        The process group; None for the default one.
+    bucket
+        What DDP gives.
+
+    Returns
+    -------
+    Future
+        Completes with the averages, in the bucket's own buffer.
+    """
+    work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, group=state, async_op=True)
+    assert work is not None, "it is asynchronous"
+    return work.get_future().then(lambda done: done.value()[0])
+
+
 def int8_hook(
     state: dist.ProcessGroup | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:

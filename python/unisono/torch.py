@@ -13,14 +13,24 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
     import torch
 
-    from unisono._torch_hooks import int8_hook
+    from unisono._torch_hooks import average_hook, int8_hook
     from unisono._torch_options import Options
 
-__all__ = ["Options", "create_backend", "int8_hook", "mem_pool", "register", "replace_gloo"]
+__all__ = [
+    "Options",
+    "average_hook",
+    "create_backend",
+    "int8_hook",
+    "mask",
+    "mem_pool",
+    "register",
+    "replace_gloo",
+]
 
 # Where the driver of NVIDIA's GPUs shows itself: on a host, in a subsystem for Linux, on a Jetson.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
@@ -33,10 +43,10 @@ def __getattr__(name: str) -> Any:
         from unisono._torch_options import Options
 
         return Options
-    if name == "int8_hook":
-        from unisono._torch_hooks import int8_hook
+    if name in ("average_hook", "int8_hook"):
+        from unisono import _torch_hooks
 
-        return int8_hook
+        return getattr(_torch_hooks, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -65,6 +75,54 @@ def replace_gloo() -> None:
 
     register()
     _as_gloo.replace("unisono.torch.replace_gloo()")
+
+
+def mask(
+    group: torch.distributed.ProcessGroup | None = None, exclude: Sequence[int] = ()
+) -> list[int]:
+    """Let a group go on without the ranks that are gone; the others keep their ranks.
+
+    All of those that are left call it, usually after an operation has failed. ``get_rank()`` and
+    ``get_world_size()`` stay as they are; each collective is one of the ranks that are left, and
+    averages are of what these give. Tensors for the others are neither sent nor written. A rank
+    that is gone is no source and no destination. Each group goes on by itself.
+
+    A model under DistributedDataParallel is wrapped anew. It divides its gradients by the world
+    size, so let it average by a hook; and it takes rank 0's parameters, buffers and order of
+    buckets, which it must not where that rank may be gone::
+
+        model = DistributedDataParallel(
+            module, init_sync=False, broadcast_buffers=False, find_unused_parameters=True
+        )
+        model.register_comm_hook(None, unisono.torch.average_hook)
+
+    Parameters
+    ----------
+    group
+        The default one if None.
+    exclude
+        Ranks of the group that are left out although they live.
+
+    Returns
+    -------
+    list of int
+        The ranks of the group that are left.
+
+    Raises
+    ------
+    ValueError
+        The group is not served by unisono, or a rank in `exclude` is wrong.
+    DistBackendError
+        A rank that lives has not called it within the time for joining, which names such ranks; or
+        the ranks that can be reached are a minority.
+    """
+    import torch
+    import torch.distributed as dist
+
+    chosen = group if group is not None else dist.group.WORLD
+    if chosen is None:
+        raise ValueError("unisono.torch.mask: there is no default group; call init_process_group")
+    return list(torch.ops.unisono.mask(chosen.group_name, list(exclude)))
 
 
 def mem_pool(device: torch.device | int | None = None) -> torch.cuda.MemPool:

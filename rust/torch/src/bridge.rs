@@ -1,7 +1,7 @@
 //! The interface between Rust and C++. `build.rs` makes the C++ side of it from this file.
 
 use crate::group::{
-    Group, apart, estimate, estimate_message, join, reconfigure, reconfigure_handle, shrink,
+    Group, apart, estimate, estimate_message, join, mask, reconfigure, reconfigure_handle, shrink,
     subgroup,
 };
 use crate::heap::{heap_allocate, heap_enabled, heap_free};
@@ -192,6 +192,12 @@ pub(crate) mod ffi {
         size: usize,
     }
 
+    /// The ranks that take part in a group from now on.
+    struct Left {
+        status: Status,
+        living: Vec<usize>,
+    }
+
     struct Joined {
         status: Status,
         group: Box<Group>,
@@ -222,6 +228,7 @@ pub(crate) mod ffi {
         unsafe fn start(group: &Group, call: &Call, completion: UniquePtr<Completion>) -> Started;
         fn subgroup(group: &Group, ranks: &[usize], label: &str) -> Joined;
         fn shrink(group: &Group, excluded: &[usize]) -> Joined;
+        fn mask(group: &Group, excluded: &[usize]) -> Left;
         fn apart(settings: &[Setting]) -> Joined;
         fn reconfigure_handle(group: &Group) -> Handed;
         fn reconfigure(

@@ -201,6 +201,29 @@ pub(crate) fn shrink(group: &Group, excluded: &[usize]) -> ffi::Joined {
     }))
 }
 
+/// The group goes on as one of the ranks that are left, which keep their numbers.
+pub(crate) fn mask(group: &Group, excluded: &[usize]) -> ffi::Left {
+    let masked = group.guard_wait(|communicator| {
+        let patience = communicator.config().join_timeout.duration();
+        communicator.mask(excluded, patience)
+    });
+    let left = masked.map(|masked| {
+        let living = masked.living();
+        group.replace(masked);
+        living
+    });
+    match left {
+        Ok(living) => ffi::Left {
+            status: ok(),
+            living,
+        },
+        Err(error) => ffi::Left {
+            status: status_of_wait(&error),
+            living: Vec::new(),
+        },
+    }
+}
+
 fn names(ranks: &[usize]) -> String {
     let all = ranks.iter().map(usize::to_string).collect::<Vec<_>>();
     match &all[..] {

@@ -247,7 +247,8 @@ def keep_numbers(gone: list[int], died: int) -> list[int]:
     assert (again.rank, again.size, again.living) == (me, world, living)
     every_collective(again, living, 5)
     half = again.split(0 if me == living[0] else 1)
-    assert half is not None and half.size == (1 if me == living[0] else len(living) - 1)
+    assert half is not None
+    assert half.size == (1 if me == living[0] else len(living) - 1)
     return again.shrink().former_ranks or []
 
 
