@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import mpirun, run
+from launching import doors, mpirun, run, script
 from ranks import run_ranks, run_torchrun
 
 pytest.importorskip("torch")
@@ -78,6 +78,75 @@ def test_elastic_goes_on_from_the_last_commit(world: int) -> None:
         assert calls == 2
         assert steps == [0, 1, 2, 3, 4, 5]
         assert parameters == pytest.approx(uninterrupted, rel=1e-5)
+
+
+# Training whose rank {dies} is killed in its first life, once it has committed its fourth step.
+ELASTIC = """
+import torch
+from pathlib import Path
+from torch import nn
+import unisono.horovod.torch as hvd
+hvd.init()
+first = not Path(__file__ + os.environ["RANK"]).exists()
+Path(__file__ + os.environ["RANK"]).touch()
+torch.manual_seed(3 if first else 4)
+network = nn.Linear(3, 1)
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(network.parameters(), 0.1, momentum=0.9), network.named_parameters()
+)
+pair = hvd.add_process_set([0, 2])
+state = hvd.elastic.TorchState(network, optimizer, step=0)
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 8:
+        if first and state.step == 5 and os.environ["RANK"] in {dies}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        inputs = torch.full((2, 3), 0.1 * (state.step + int(os.environ["RANK"])))
+        optimizer.zero_grad()
+        (network(inputs) - 1).square().mean().backward()
+        optimizer.step()
+        state.step += 1
+        if state.step % 4 == 0:
+            state.commit()
+
+train(state)
+if pair.included():
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == pair.size()
+values = [round(float(one), 5) for part in network.parameters() for one in part.detach().flatten()]
+print(f"rank {{hvd.rank()}} of {{hvd.size()}}, pair of {{pair.size()}}: {{values}}")
+hvd.shutdown()
+"""
+
+
+def elastic_job(tmp_path: Path, dies: str, *more: str, seconds: str = "40") -> list[str]:
+    program = str(script(tmp_path, ELASTIC.format(dies=dies)))
+    command = [*doors()["python"], "-n", "3", *more, program]
+    done = run(command, env={"HOROVOD_ELASTIC_TIMEOUT": seconds, "OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done
+    return sorted(line.partition("] ")[2] for line in done.out if "] rank " in line)
+
+
+def test_elastic_takes_a_process_in_the_place_of_one_that_died(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    undisturbed = elastic_job(tmp_path / "whole", "()")
+    assert [line.partition(":")[0] for line in undisturbed] == [
+        f"rank {rank} of 3, pair of 2" for rank in range(3)
+    ]
+    # The others go back to the fourth step, and give it that.
+    for dies in ("('1',)", "('0',)", "('0', '2')"):
+        folder = tmp_path / dies
+        folder.mkdir()
+        assert elastic_job(folder, dies, "--min", "1") == undisturbed
+
+
+def test_elastic_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
+    left = elastic_job(tmp_path, "('0',)", "--min", "2", "--restarts", "0", seconds="0.5")
+    assert [line.partition(":")[0] for line in left] == [
+        "rank 0 of 2, pair of 1",
+        "rank 1 of 2, pair of 1",
+    ]
+    assert left[0].partition(":")[2] == left[1].partition(":")[2]
 
 
 def test_elastic_sampler() -> None:

@@ -6,7 +6,7 @@ A program for ``horovod.torch`` changes this line and runs over unisono, started
 - The order of the calls says which belong together, not their names: every rank starts the same
   operations in the same order.
 - ``op=Adasum`` is refused.
-- ``elastic.run`` restarts within the processes that are there; see :mod:`.elastic`.
+- ``elastic.run`` goes on within the processes that are there; see :mod:`.elastic`.
 - Timelines, ``SyncBatchNorm`` and communicators of MPI are not there.
 """
 

@@ -3,6 +3,9 @@
 ``init`` meets through ``unisono.init()``, which knows every launcher, and then forms a group of
 ``torch.distributed`` on the backend ``"unisono"`` at a store of rank 0. A default group that exists
 already is used as it is if it runs on unisono; beside any other one a group on unisono is made.
+
+The communicator of ``unisono.init()`` stays, unused, for the case that ranks are gone: those that
+are left go on from it, and take in others, without the launcher and without a store; see `recover`.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # How many calls a rank remembers for ranks that have joined; see `_join`.
 _REMEMBERED = 10_000
 _HOST_BYTES = 320
+# How often ranks that are left try to form the job anew while further ones go.
+_ATTEMPTS = 10
 
 
 class ProcessSet:
@@ -51,6 +56,8 @@ class ProcessSet:
         self.ranks: list[int] = sorted(ranks)
         self.process_set_id: int | None = None
         self._group: Any = None
+        # Its members by the numbers that they were started with, once ranks have been lost.
+        self._started: set[int] | None = None
         if len(set(self.ranks)) != len(self.ranks):
             raise ValueError(f"a rank appears twice in the process set {list(ranks)}")
 
@@ -98,6 +105,13 @@ class World:
     hosts: list[str]
     store: Any
     owns_group: bool
+    # The communicator in which the ranks met, and what number each was started with.
+    comm: Any = None
+    started: list[int] = field(default_factory=list)
+    # How many ranks were started.
+    launched: int = 0
+    # The rank whose state counts.
+    root: int = 0
     sets: dict[int, ProcessSet] = field(default_factory=dict)
     next_set: int = 1
     # The calls on all ranks so far, and the last of them. `_join` shows them to ranks without data.
@@ -161,9 +175,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | None = None) -> 
     if comm and list(comm) != list(range(joined.size)):
         raise ValueError(f"comm={comm!r}: only all ranks can be initialized; use process sets")
     _world = joined
-    global_process_set.ranks = list(range(joined.size))
-    global_process_set.process_set_id = 0
-    joined.sets[0] = global_process_set
+    _know(joined)
     for process_set in process_sets or ():
         add_process_set(process_set)
 
@@ -181,6 +193,12 @@ def shutdown(*, aborts: bool = False) -> None:
     if _world is None:
         return
     leaving, _world = _world, None
+    _leave(leaving, aborts=aborts)
+    if leaving.comm is not None:
+        leaving.comm.close()
+
+
+def _leave(leaving: World, *, aborts: bool) -> None:
     everything = leaving.owns_group or aborts
     for number, process_set in sorted(leaving.sets.items(), reverse=True):
         # torch's own group is None where it is the default one, which is the user's.
@@ -199,37 +217,127 @@ def _destroy(group: Any) -> None:
         dist.destroy_process_group(group)
 
 
-def _from_launcher() -> World:
-    import numpy as np
+def recover(patience: float) -> None:
+    """Form the job anew of the ranks that are left, and of processes that take others' places.
 
+    All ranks that are left call it, after an operation has failed. They keep their order, and with
+    all there again their numbers.
+
+    Parameters
+    ----------
+    patience
+        Seconds to wait for processes in the places of those that are gone. Without them the job
+        goes on with fewer ranks.
+
+    Raises
+    ------
+    unisono.Error
+        A rank that lives has not called it, or further ones went with each attempt.
+    """
+    global _world  # noqa: PLW0603
+    leaving = world()
+    sets = [one for number, one in sorted(leaving.sets.items()) if number]
+    for process_set in sets:
+        if process_set._started is None:
+            process_set._started = {leaving.started[member] for member in process_set.ranks}
+    _leave(leaving, aborts=True)
+    failures = 0
+    while True:
+        _heal(leaving, patience)
+        try:
+            _world = _form(leaving.comm, leaving)
+            _know(_world)
+            break
+        except _failures():
+            # Another one is gone.
+            _world, failures = leaving, failures + 1
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            if failures == _ATTEMPTS:
+                raise
+    for process_set in sets:
+        members = process_set._started or set()
+        here = [place for place, number in enumerate(_world.started) if number in members]
+        process_set.ranks = here
+        taken = any(one.ranks == process_set.ranks for one in _world.sets.values())
+        if here and not taken:
+            add_process_set(process_set)
+
+
+def _heal(job: World, patience: float) -> None:
+    """Give `job` the communicator of the ranks that are left and of those that come."""
     import unisono
 
-    with unisono.init() as comm:
-        hosts = _exchange_hosts(comm)
-        port = np.zeros(1, np.int64)
-        address = _address_of_rank_0(hosts, comm.rank)
-        store = None
-        if comm.rank == 0:
-            store = dist.TCPStore(
-                address, 0, comm.size, True, timeout=_TIMEOUT, wait_for_workers=False
-            )
-            port[0] = store.port
-        name = np.zeros(_HOST_BYTES, np.uint8)
-        name[: len(address)] = np.frombuffer(address.encode(), np.uint8)
-        comm.broadcast(port)
-        comm.broadcast(name)
-        if store is None:
-            store = dist.TCPStore(
-                name.tobytes().rstrip(b"\0").decode(), int(port[0]), comm.size, False,
-                timeout=_TIMEOUT,
-            )  # fmt: skip
-        rank, size = comm.rank, comm.size
-        dist.init_process_group(
-            "unisono", store=store, rank=rank, world_size=size, timeout=_timeout()
-        )
-        # A rank that closed early would look lost to those that still meet.
-        comm.barrier()
-    return World(rank, size, hosts, store, owns_group=True)
+    before = job.comm
+    job.comm = left = before.shrink()
+    before.close()
+    assert left.former_ranks is not None, "it was shrunk"
+    job.started = [job.started[member] for member in left.former_ranks]
+    if left.size == job.launched:
+        return
+    try:
+        job.comm = left.grow(timeout=patience)
+    except unisono.TimeoutError:
+        return
+    except unisono.Error:
+        _heal(job, patience)
+    else:
+        left.close()
+        job.started = list(range(job.launched))
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    import unisono
+
+    return (unisono.Error, dist.DistError)
+
+
+def _from_launcher() -> World:
+    import unisono
+
+    comm = unisono.init()
+    try:
+        return _form(comm)
+    except BaseException:
+        comm.close()
+        raise
+
+
+def _form(comm: Any, before: World | None = None) -> World:
+    """Form torch's group of the ranks of `comm`."""
+    import numpy as np
+
+    hosts = _exchange_hosts(comm)
+    port = np.zeros(1, np.int64)
+    address = _address_of_rank_0(hosts, comm.rank)
+    store = None
+    if comm.rank == 0:
+        store = dist.TCPStore(address, 0, comm.size, True, timeout=_TIMEOUT, wait_for_workers=False)
+        port[0] = store.port
+    name = np.zeros(_HOST_BYTES, np.uint8)
+    name[: len(address)] = np.frombuffer(address.encode(), np.uint8)
+    comm.broadcast(port)
+    comm.broadcast(name)
+    if store is None:
+        store = dist.TCPStore(
+            name.tobytes().rstrip(b"\0").decode(), int(port[0]), comm.size, False,
+            timeout=_TIMEOUT,
+        )  # fmt: skip
+    rank, size = comm.rank, comm.size
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=_timeout())
+    # A rank that closed early would look lost to those that still meet.
+    comm.barrier()
+    job = World(rank, size, hosts, store, owns_group=True, comm=comm)
+    job.started = list(range(size)) if before is None else before.started
+    job.launched = size if before is None else before.launched
+    return job
+
+
+def _know(joined: World) -> None:
+    """Make the set of all ranks that of this job."""
+    global_process_set.ranks = list(range(joined.size))
+    global_process_set.process_set_id = 0
+    joined.sets[0] = global_process_set
 
 
 def _timeout() -> timedelta | None:

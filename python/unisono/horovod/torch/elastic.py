@@ -1,16 +1,18 @@
 """Training that goes on after a failure, within the processes that are there.
 
-``run`` puts back the state of the last ``commit`` when an operation fails, joins the job anew and
-calls the training function again. That takes all ranks: those that are still alive, and in place of
-each that is not a new process, which the launcher has to start. Under ``unisono launch`` and
-torchrun the end of one rank ends all, and the launcher's restart counts. The size of the job stays
-as the launcher says: hosts that come or go need the launcher to start it anew.
+``run`` puts back the state of the last ``commit`` when an operation fails, forms the job anew of
+the ranks that are left and calls the training function again. ``unisono launch --min 2 -n 4`` lets
+them go on and starts a process in the place of each that failed; that one gets the state of the
+rank that has come furthest. If none comes within ``HOROVOD_ELASTIC_TIMEOUT`` seconds (30), the job
+goes on with fewer ranks. torchrun and mpirun end all ranks when one fails. Further hosts need the
+launcher to start the job anew.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ import torch.distributed as dist
 import unisono
 from unisono.horovod.torch import _world
 from unisono.horovod.torch._calls import HorovodInternalError
+from unisono.horovod.torch._exchanges import allgather
 from unisono.horovod.torch._objects import (
     broadcast_object,
     broadcast_optimizer_state,
@@ -33,13 +36,19 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 # Failures that a job survives: everything that says that the group, and not the call, is at fault.
 _FAILURES = (HorovodInternalError, unisono.Error, dist.DistError)
-# How often a rank tries to meet the others again, and how long it waits between two tries.
+# How often a rank tries to meet the others again where torch's group was there before, and how long
+# it waits between two tries.
 _ATTEMPTS = 5
 _PAUSE = 1.0
+# How many seconds a process may take that comes in the place of one that is gone.
+_PATIENCE = 30.0
 
 
 class State:
     """The state that training goes on from; see :class:`ObjectState` and :class:`TorchState`."""
+
+    # How often it was committed, by this rank or the one whose state it has taken.
+    _commits = 0
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []
@@ -56,6 +65,7 @@ class State:
 
     def commit(self) -> None:
         """Keep the state as it is now, to come back to it."""
+        self._commits += 1
         self.save()
         self.check_host_updates()
 
@@ -71,7 +81,7 @@ class State:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give every rank the state of rank 0, and keep that."""
+        """Give every rank the state of the one that has come furthest, and keep that."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -103,9 +113,9 @@ class ObjectState(State):
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Give every rank the attributes of rank 0, and keep them."""
+        """Give every rank the attributes of the one that has come furthest, and keep them."""
         current = {name: getattr(self, name) for name in self._kept}
-        for name, value in broadcast_object(current).items():
+        for name, value in broadcast_object(current, _world.world().root).items():
             setattr(self, name, value)
         self.save()
 
@@ -147,17 +157,18 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Give every rank the states of rank 0, and keep them."""
+        """Give every rank the states of the one that has come furthest, and keep them."""
+        root = _world.world().root
         for name in self._stateful:
             one = getattr(self, name)
             if isinstance(one, torch.nn.Module):
-                broadcast_parameters(one.state_dict(), 0)
+                broadcast_parameters(one.state_dict(), root)
             elif isinstance(one, torch.optim.Optimizer):
-                broadcast_optimizer_state(one, 0)
+                broadcast_optimizer_state(one, root)
             elif isinstance(one, ElasticSampler):
                 one.merge()
             else:
-                one.load_state_dict(broadcast_object(one.state_dict()))
+                one.load_state_dict(broadcast_object(one.state_dict(), root))
         super().sync()
 
     def reset(self) -> None:
@@ -222,7 +233,7 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         """Take together what all ranks have processed, and divide the rest."""
         from unisono.horovod.torch._objects import allgather_object
 
-        self.epoch = broadcast_object(self.epoch)
+        self.epoch = broadcast_object(self.epoch, _world.world().root)
         self.processed = set().union(*allgather_object(self.processed))
         self.divide()
 
@@ -254,19 +265,21 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Returns
     -------
     callable
-        Takes the same arguments. It gives every rank the state of rank 0 and calls `func`. When an
-        operation fails it restores the state, joins the job anew and begins again.
+        Takes the same arguments. It gives every rank the state of the one that has come furthest,
+        of rank 0 at first, and calls `func`. When an operation fails it restores the state, forms
+        the job anew of the ranks that are there and begins again.
 
     Raises
     ------
     unisono.Error
-        The ranks did not all come back, in several attempts.
+        A rank that lives did not come back, or too many went.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         while True:
             try:
+                _find_root(state)
                 state.sync()
                 return func(state, *args, **kwargs)
             except _FAILURES as failure:
@@ -279,7 +292,20 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def _find_root(state: State) -> None:
+    """Take the rank that has come furthest for the one whose state counts."""
+    here = _world.world()
+    # An operation of its own: what is kept may differ.
+    commits = allgather(torch.tensor([state._commits]))
+    here.root = int(torch.argmax(commits))
+    state._commits = int(commits[here.root])
+
+
 def _rejoin() -> None:
+    if _world.world().comm is not None:
+        _world.recover(float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", _PATIENCE)))
+        return
+    # torch's group was there before: all of its ranks have to come back.
     sets = [one for number, one in sorted(_world.world().sets.items()) if number]
     _world.shutdown(aborts=True)
     for attempt in range(1, _ATTEMPTS + 1):
