@@ -114,6 +114,8 @@ struct Launcher<'a> {
     /// Whether it can say so no more.
     is_mute: bool,
     ended: Option<(u8, Duration)>,
+    /// It has failed, and the others go on.
+    is_let_go: bool,
     is_given_up: bool,
 }
 
@@ -144,6 +146,7 @@ impl<'a> Job<'a> {
                 is_ready: false,
                 is_mute: false,
                 ended: None,
+                is_let_go: false,
                 is_given_up: false,
             });
             first += ranks;
@@ -192,13 +195,40 @@ impl<'a> Job<'a> {
         for number in 0..self.launchers.len() {
             let launcher = &mut self.launchers[number];
             launcher.look(after);
-            if launcher.has_failed() && self.first.is_none() && !self.is_ending {
+            if !launcher.has_failed() || launcher.is_let_go {
+                continue;
+            }
+            if self.first.is_none() && !self.is_ending && !self.goes_on_without(number) {
                 self.first = Some(number);
             }
         }
         if self.first.is_some() {
             self.end();
         }
+    }
+
+    /// Whether the job goes on though the ranks of this host have failed or are out of reach.
+    fn goes_on_without(&mut self, number: usize) -> bool {
+        let Some(min) = self.options.min else {
+            return false;
+        };
+        // Before that the others do not know where to meet.
+        let has_begun = self.launchers.iter().all(|host| host.has_order);
+        let others = self.launchers.iter().filter(|host| !host.has_failed());
+        let left: u16 = others.map(|host| host.ranks).sum();
+        if !has_begun || left < min {
+            return false;
+        }
+        let launcher = &mut self.launchers[number];
+        launcher.is_let_go = true;
+        launcher.lifeline = None;
+        if let Some((status, after)) = launcher.ended {
+            say(&format!(
+                "{}; the others go on",
+                launcher.failure("failed", status, after)
+            ));
+        }
+        true
     }
 
     fn pass_on(&mut self, signal: i32) {
@@ -257,7 +287,7 @@ impl<'a> Job<'a> {
         // A host whose ranks died of themselves may have waited longer for the rest of them than others for their peers.
         let crash = statuses
             .map(|(status, _)| status)
-            .find(|&status| is_crash(status));
+            .find(|&status| is_crash(status) && self.first.is_some());
         let first = self.first.map(|first| &self.launchers[first]);
         let ended = first.and_then(|first| first.ended);
         let status = match (first.zip(ended), self.asked_by) {
@@ -266,10 +296,10 @@ impl<'a> Job<'a> {
                 status
             }
             (Some((first, (status, after))), _) => {
-                say(&first.failure(status, after));
+                say(&first.failure("failed first", status, after));
                 crash.unwrap_or(status.max(1))
             }
-            (None, Some(signal)) if self.launchers.iter().any(Launcher::has_failed) => {
+            (None, Some(signal)) if self.launchers.iter().any(Launcher::is_missed) => {
                 status_of_signal(signal)
             }
             (None, _) => 0,
@@ -345,7 +375,12 @@ impl Launcher<'_> {
             .is_some_and(|(status, _)| status > 0 || self.is_mute && self.lifeline.is_some())
     }
 
-    fn failure(&self, status: u8, after: Duration) -> String {
+    /// Whether it has failed, and was not let go.
+    fn is_missed(&self) -> bool {
+        self.has_failed() && !self.is_let_go
+    }
+
+    fn failure(&self, what: &str, status: u8, after: Duration) -> String {
         let Self { host, first, .. } = self;
         let ranks = match self.ranks {
             1 => format!("rank {first}"),
@@ -359,10 +394,7 @@ impl Launcher<'_> {
             (true, SSH_FAILED) => "exit code 255: of a rank, or the connection was lost".to_owned(),
             (true, status) => format!("exit code {status}"),
         };
-        format!(
-            "{host} ({ranks}) failed first, after {}: {how}",
-            seconds(after)
-        )
+        format!("{host} ({ranks}) {what}, after {}: {how}", seconds(after))
     }
 }
 

@@ -284,7 +284,9 @@ impl<'a> Keeper<'a> {
         };
         let well = self.have_ended_well();
         let runs = self.ranks.iter().filter(|rank| rank.ended.is_none());
-        if self.is_ending() || runs.count() + well < usize::from(min) {
+        // Those of other hosts may all run: who started the job counts the hosts that have failed.
+        let elsewhere = usize::from(self.part.world - self.part.ranks);
+        if self.is_ending() || runs.count() + well + elsewhere < usize::from(min) {
             return false;
         }
         let start = self.start;
@@ -444,7 +446,18 @@ impl<'a> Keeper<'a> {
                 ));
             }
         }
-        job.status()
+        match job.status() {
+            // Who started the job counts hosts, and one without a result is none.
+            0 if self.options.part && self.have_ended_well() == 0 => self.status_of_the_last(),
+            status => status,
+        }
+    }
+
+    /// The status of the rank that has ended last.
+    fn status_of_the_last(&self) -> u8 {
+        let ended = self.ranks.iter().filter_map(|rank| rank.ended);
+        let last = ended.max_by_key(|ended| ended.after);
+        last.map_or(FAILED, |ended| ended.how.status())
     }
 }
 

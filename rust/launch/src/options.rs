@@ -47,8 +47,7 @@ pub(crate) struct Options {
 
     /// Go on while at least RANKS run: one that fails is started again, and the others are not ended. For programs that
     /// take it in, see docs/faults.md
-    #[arg(long, value_name = "RANKS", conflicts_with_all = ["hosts", "part"],
-          value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
+    #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
     pub(crate) min: Option<u16>,
 
     /// How often one rank is started again. One that has run for a minute begins anew
@@ -242,10 +241,14 @@ impl Options {
             );
             return Err(command().error(ErrorKind::MissingRequiredArgument, why));
         }
-        if let (Some(min), Some(ranks)) = (self.min, self.ranks)
-            && min > ranks
+        let ranks = match self.part {
+            true => None,
+            false => Some(self.all_ranks()),
+        };
+        if let (Some(min), Some(ranks)) = (self.min, ranks)
+            && u32::from(min) > ranks
         {
-            let why = format!("--min {min} is more than the {ranks} ranks of -n\n");
+            let why = format!("--min {min} is more than the {ranks} ranks of the job\n");
             return Err(command().error(ErrorKind::ValueValidation, why));
         }
         for (number, host) in self.hosts.iter().enumerate() {
@@ -264,6 +267,15 @@ impl Options {
             return Err(command().error(ErrorKind::ValueValidation, why));
         }
         Ok(self)
+    }
+
+    /// How many ranks the job has.
+    fn all_ranks(&self) -> u32 {
+        let hosts = self.hosts.iter().map(|host| u32::from(self.ranks_of(host)));
+        match self.hosts.is_empty() {
+            true => self.ranks.unwrap_or(1).into(),
+            false => hosts.sum(),
+        }
     }
 
     /// How many ranks `host` gets.
@@ -358,7 +370,7 @@ mod tests {
             &["-n", "2", "--min", "0", "program"],
             &["-n", "2", "--min", "3", "program"],
             &["-n", "2", "--restarts", "3", "program"],
-            &["--hosts", "a:2,b:2", "--min", "3", "program"],
+            &["--hosts", "a:2,b:2", "--min", "5", "program"],
             &["--hosts", "a", "program"],
             &["--hosts", "a:2,b", "program"],
             &["--hosts", "a:0", "program"],

@@ -56,6 +56,16 @@ pub(crate) fn order(options: &Options) -> io::Result<Order> {
     arguments.extend(["--grace".into(), grace.into()]);
     arguments.extend(options.module.then(|| "--module".into()));
     arguments.extend(options.as_gloo.then(|| "--as-gloo".into()));
+    if let Some(min) = options.min {
+        let restarts = options.restarts.to_string();
+        let min = min.to_string();
+        arguments.extend([
+            "--min".into(),
+            min.into(),
+            "--restarts".into(),
+            restarts.into(),
+        ]);
+    }
     arguments.push("--".into());
     arguments.extend(options.program.iter().cloned());
     let hosts = options.hosts.iter();

@@ -182,3 +182,54 @@ print(rank)
     command = [*doors()["python"], "-n", "4", "--min", "2", "--restarts", "9"]
     done = run([*command, str(script(tmp_path, text))])
     assert (done.code, sorted(done.out)) == (0, [f"[{r}] {r}" for r in range(4)]), done
+
+
+@pytest.fixture
+def near(launch: list[str], tmp_path) -> list[str]:
+    """The launcher, with all hosts on this one."""
+    stand_in = tmp_path / "stand-in"
+    stand_in.write_text('#!/bin/sh\nexec sh -c "$2"\n')
+    stand_in.chmod(0o755)
+    return [*launch, "--ssh", str(stand_in), "--master-addr", "127.0.0.1", "--hosts"]
+
+
+def test_ranks_of_hosts_are_replaced(near, tmp_path):
+    program = steps(tmp_path, "comm.rank in (0, 3) and die(7)")
+    done = run([*near, "a:2,b:2", "--min", "3", program])
+    assert (done.code, sorted(done.out)) == (0, all_of(4)), done
+    assert len(done.err) == 2, done.err
+    for host in "ab":
+        assert any(line.startswith(f"unisono launch on {host}: rank ") for line in done.err), done
+    assert all(line.endswith("; started again (1 of 3)") for line in done.err), done.err
+
+
+FEWER = """
+import numpy as np, unisono
+comm, step = unisono.init(), 0
+while step < 20:
+    if step == 5 and comm.size == 4 and comm.rank in {dies}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_reduce(np.ones(10))
+        step += 1
+    except unisono.Error:
+        before, comm = comm, comm.shrink()
+        before.close()
+print(f"rank {{comm.rank}} of {{comm.size}}")
+"""
+
+
+def test_a_host_whose_ranks_have_all_failed_is_let_go(near, tmp_path):
+    program = str(script(tmp_path, FEWER.format(dies=(2, 3))))
+    done = run([*near, "a:2,b:2", "--min", "2", "--restarts", "0", program])
+    left = ["[0] rank 0 of 2", "[1] rank 1 of 2"]
+    assert (done.code, sorted(done.out)) == (0, left), done
+    assert any("unisono launch: b (ranks 2-3) failed, after" in line for line in done.err), done
+    assert done.err[-1].endswith("the others go on"), done
+
+
+def test_fewer_than_the_least_on_all_hosts_end_the_job(near, tmp_path):
+    program = str(script(tmp_path, FEWER.format(dies=(2, 3))))
+    done = run([*near, "a:2,b:2", "--min", "3", "--restarts", "0", program])
+    assert done.code == 128 + signal.SIGKILL, done
+    assert any("b (ranks 2-3) failed first" in line for line in done.err), done
