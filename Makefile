@@ -189,7 +189,7 @@ conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter
 	$(PY) tests/conformance/run.py --shard $(SHARD)
 
 .PHONY: conformance-all
-conformance-all: conformance frameworks conformance-peers ## The same, and programs of other packages: on gloo, and with unisono in its place
+conformance-all: conformance frameworks ## The same, and programs of other packages: on gloo, and with unisono in its place
 	$(PY) tests/conformance/behind_gloo.py
 
 # The page to begin with; `unisono_8h` is what Doxygen calls unisono.h.
@@ -308,11 +308,6 @@ bench-peers: setup
 .PHONY: nvrtc
 nvrtc: | $(PY)
 	@tools/install-nvrtc.sh $(VENV) $(NVRTC)
-
-.PHONY: conformance-peers
-conformance-peers: setup
-	@tools/install-extra.sh $(VENV) conformance "what else runs on gloo and in its place" \
-	  "torchft could not be installed: its tests are left out"
 
 .PHONY: frameworks
 frameworks: setup

@@ -47,10 +47,9 @@ _PATIENCE = 30.0
 class State:
     """The state that training goes on from; see :class:`ObjectState` and :class:`TorchState`."""
 
-    # How often it was committed, by this rank or the one whose state it has taken.
-    _commits = 0
-
     def __init__(self) -> None:
+        # How often it was committed, by this rank or the one whose state it has taken.
+        self._commits = 0
         self._callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
@@ -65,7 +64,7 @@ class State:
 
     def commit(self) -> None:
         """Keep the state as it is now, to come back to it."""
-        self._commits += 1
+        self._commits = _commits(self) + 1
         self.save()
         self.check_host_updates()
 
@@ -292,11 +291,16 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def _commits(state: State) -> int:
+    # A state of the program's own may not have called State's.
+    return getattr(state, "_commits", 0)
+
+
 def _find_root(state: State) -> None:
     """Take the rank that has come furthest for the one whose state counts."""
     here = _world.world()
     # An operation of its own: what is kept may differ.
-    commits = allgather(torch.tensor([state._commits]))
+    commits = allgather(torch.tensor([_commits(state)]))
     here.root = int(torch.argmax(commits))
     state._commits = int(commits[here.root])
 
