@@ -19,6 +19,8 @@ import torch.distributed as dist
 import torch_cuda_device as cuda
 from torch_cuda_device import start, statistics, tensor, values
 
+import unisono.torch
+
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 COUNTS = [0, 1, 3, 1000, 50_001]
 SUM, MAX, AVG = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG
@@ -765,6 +767,17 @@ def loses_a_peer() -> str:
         dist.all_reduce(reduced)
     assert not work.is_success()
     del work
+    # The others go on, with the same memory.
+    assert unisono.torch.mask() == list(range(world - 1))
+    torch.ops.emulated.upload(reduced, data(rank, 1000))
+    dist.all_reduce(reduced)
+    check(reduced, summed(world - 1, 1000), "masked")
+    blocks = [empty(10) for _ in range(world)]
+    dist.all_gather(blocks, tensor(data(rank, 10)))
+    for other in range(world - 1):
+        check(blocks[other], data(other, 10), "masked")
+    check(blocks[world - 1], torch.full((10,), 77.0), "of the one that is gone")
+    del blocks
     leave(before)
     return str(raised.value)
 
