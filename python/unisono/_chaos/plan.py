@@ -96,6 +96,8 @@ class Round:
     operations: int
     #: Whether processes take the places of ranks that were killed.
     replaces: bool
+    #: Whether the ranks that are left keep their numbers.
+    masks: bool = False
     faults: list[Fault] = field(default_factory=list)
     #: Instead of these: for so long, in seconds, a fault of one of these kinds after each pause.
     seconds: float = 0.0
@@ -113,7 +115,9 @@ class Round:
         transports = [kind for kind in wishes.transports if kind != "shm" or count == 1] or ["auto"]
         transport, door = chance.choice(transports), chance.choice(wishes.doors)
         replaces = door == "numpy" and chance.random() < 0.5
-        made = cls(seed, door, transport, hosts, wishes.operations, replaces)
+        # Of its own, so that seeds mean what they did.
+        masks = random.Random(f"unisono chaos {seed}, numbers").random() < 0.5
+        made = cls(seed, door, transport, hosts, wishes.operations, replaces, masks)
         given = [replace(fault, late=_late(chance, fault.operation)) for fault in wishes.faults]
         made.faults.extend(sorted(given) or made._draw(chance, wishes))
         return made
@@ -171,13 +175,15 @@ class Round:
     def __str__(self) -> str:
         hosts = len(set(self.hosts))
         place = "one host" if hosts == 1 else f"{hosts} hosts"
-        replaced = ", killed ranks are replaced" if self.replaces and self._kills() else ""
+        after = ", the others keep their numbers" if self.masks and self._kills() else ""
+        if self.replaces and self._kills():
+            after = ", killed ranks are replaced"
         faults = " ".join(map(str, self.faults)) or "no faults"
         if self.every:
             faults = f"{', '.join(self.kinds)} every {self.every:g} s for {self.seconds:g} s"
         return (
             f"seed {self.seed}: {self.world} ranks on {place}, {self.transport}, {self.door}"
-            f"{replaced}: {faults}"
+            f"{after}: {faults}"
         )
 
     def _kills(self) -> bool:

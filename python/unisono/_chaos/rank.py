@@ -204,32 +204,64 @@ _OPERATIONS = (
 )
 
 
-class NumPy:
-    """A communicator of `unisono.init`."""
+class Numbered:
+    """A group whose ranks are told by their numbers at the start, whatever theirs are in it."""
 
     def __init__(self, post: Post) -> None:
         self.post = post
+        self.numbers = list(range(post.round.world))
+        #: The group's numbers are those at the start, and it has blocks for ranks that are gone.
+        self.is_masked = False
+
+    def rank(self, at: int) -> int:
+        """Return the number in the group of the rank at this place among those that are left."""
+        return self.numbers[at] if self.is_masked else at
+
+    def number(self, rank: int) -> int | None:
+        """Return the number at the start of this rank of the group."""
+        if self.is_masked:
+            return rank
+        return self.numbers[rank] if rank < len(self.numbers) else None
+
+    def with_gone(self, blocks: np.ndarray) -> np.ndarray:
+        """Return blocks for all ranks of the group, of those for the ones that are left."""
+        rows = blocks.reshape(len(self.numbers), -1)
+        if not self.is_masked:
+            return rows
+        every = np.full((self.post.round.world, rows.shape[1]), -1, rows.dtype)
+        every[self.numbers] = rows
+        return every
+
+    def without_gone(self, blocks: np.ndarray) -> np.ndarray:
+        """Return the blocks of those that are left, of blocks of all ranks of the group."""
+        return (blocks[self.numbers] if self.is_masked else blocks).reshape(-1)
+
+
+class NumPy(Numbered):
+    """A communicator of `unisono.init`."""
+
+    def __init__(self, post: Post) -> None:
+        super().__init__(post)
         self.failures: tuple[type[Exception], ...] = (unisono.Error,)
         world = post.round.world
         self.comm = unisono.init(post.url, rank=post.number, world_size=world)
-        self.numbers = list(range(world))
 
     def reduce(self, array: np.ndarray, largest: bool = False) -> Any:
         return self.comm.all_reduce(array, op="max" if largest else "sum")
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        self.comm.broadcast(array, root)
+        self.comm.broadcast(array, self.rank(root))
 
     def gather(self, array: np.ndarray) -> Any:
-        return self.comm.all_gather(array).reshape(-1)
+        return self.without_gone(self.comm.all_gather(array))
 
     def exchange(self, array: np.ndarray) -> Any:
-        return self.comm.all_to_all(array.reshape(len(self.numbers), -1)).reshape(-1)
+        return self.without_gone(self.comm.all_to_all(self.with_gone(array)))
 
     def pass_on(self, array: np.ndarray, to: int, source: int) -> Any:
         received = np.empty_like(array)
-        sent = self.comm.isend(array, to)
-        self.comm.recv(received, source)
+        sent = self.comm.isend(array, self.rank(to))
+        self.comm.recv(received, self.rank(source))
         sent.wait()
         return received
 
@@ -239,7 +271,7 @@ class NumPy:
 
     def culprit(self, error: Exception) -> int | None:
         peer = getattr(error, "peer", None)
-        return None if peer is None else self.numbers[peer]
+        return None if peer is None else self.number(peer)
 
     def recover(self, error: Exception) -> None:
         del error
@@ -251,24 +283,30 @@ class NumPy:
                 self.post.say("not recovered", text=str(again))
 
     def _go_on(self) -> None:
-        left = self.comm.shrink(timeout=MEETING)
-        assert left.former_ranks is not None
+        if self.post.round.masks:
+            left = self.comm.mask(timeout=MEETING)
+            # Numbers at the start are those in a whole group.
+            numbers, self.is_masked = left.living, True
+        else:
+            left = self.comm.shrink(timeout=MEETING)
+            numbers = [self.numbers[rank] for rank in left.former_ranks or []]
         self.comm.close()
-        self.comm, self.numbers = left, [self.numbers[rank] for rank in left.former_ranks]
+        self.comm, self.numbers = left, numbers
         world = self.post.round.world
-        if self.post.round.replaces and left.size < world:
+        if self.post.round.replaces and len(numbers) < world:
             self.comm = left.grow(timeout=MEETING)
             left.close()
-            self.numbers = list(range(world))
+            self.numbers, self.is_masked = list(range(world)), False
 
     def close(self) -> None:
         self.comm.close()
 
 
-class Torch:
+class Torch(Numbered):
     """The default group of torch.distributed."""
 
     def __init__(self, post: Post) -> None:
+        super().__init__(post)
         import torch
         import torch.distributed as dist
 
@@ -278,8 +316,6 @@ class Torch:
         # The file outlives any rank.
         store = dist.FileStore(post.url, world)
         dist.init_process_group("unisono", store=store, rank=post.number, world_size=world)
-        self.post = post
-        self.numbers = list(range(world))
 
     def reduce(self, array: np.ndarray, largest: bool = False) -> Any:
         result = self.torch.from_numpy(array.copy())
@@ -287,24 +323,24 @@ class Torch:
         return result.numpy()
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        self.dist.broadcast(self.torch.from_numpy(array), group_src=root)
+        self.dist.broadcast(self.torch.from_numpy(array), group_src=self.rank(root))
 
     def gather(self, array: np.ndarray) -> Any:
-        result = self.torch.empty(len(self.numbers) * array.size, dtype=self.torch.float32)
-        self.dist.all_gather_into_tensor(result, self.torch.from_numpy(array))
-        return result.numpy()
+        blocks = self.torch.empty((self.dist.get_world_size(), array.size))
+        self.dist.all_gather_into_tensor(blocks, self.torch.from_numpy(array))
+        return self.without_gone(blocks.numpy())
 
     def exchange(self, array: np.ndarray) -> Any:
-        given = self.torch.from_numpy(array)
+        given = self.torch.from_numpy(self.with_gone(array))
         self.dist.all_to_all_single(result := self.torch.empty_like(given), given)
-        return result.numpy()
+        return self.without_gone(result.numpy())
 
     def pass_on(self, array: np.ndarray, to: int, source: int) -> Any:
         given = self.torch.from_numpy(array)
         result = self.torch.empty_like(given)
         works = [
-            self.dist.isend(given, group_dst=to),
-            self.dist.irecv(result, group_src=source),
+            self.dist.isend(given, group_dst=self.rank(to)),
+            self.dist.irecv(result, group_src=self.rank(source)),
         ]
         for work in works:
             work.wait()
@@ -317,11 +353,13 @@ class Torch:
 
     def culprit(self, error: Exception) -> int | None:
         found = _GONE.search(str(error))
-        rank = int(found[1]) if found else len(self.numbers)
-        return self.numbers[rank] if rank < len(self.numbers) else None
+        return self.number(int(found[1])) if found else None
 
     def recover(self, error: Exception) -> None:
         gone: set[int] = set()
+        if self.post.round.masks:
+            self._mask()
+            return
         while True:
             # torch wants to know who is gone, and each error names one more.
             named = _GONE.search(str(error))
@@ -336,6 +374,16 @@ class Torch:
                 continue
             self.numbers = [n for rank, n in enumerate(self.numbers) if rank not in gone]
             return
+
+    def _mask(self) -> None:
+        import unisono.torch
+
+        while True:
+            try:
+                self.numbers, self.is_masked = unisono.torch.mask(), True
+                return
+            except self.failures as again:  # noqa: PERF203 -- each attempt waits for others
+                self.post.say("not recovered", text=str(again))
 
     def close(self) -> None:
         self.dist.destroy_process_group()

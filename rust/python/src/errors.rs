@@ -6,6 +6,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use unisono::error::{Code, Error};
 
+/// A line below the traceback of a program that a lost rank has ended, on Python 3.11 and newer.
+const GOES_ON: &str = "The ranks that are left can go on: comm.shrink() makes a group of them, comm.mask() one in which \
+     they keep their numbers, and comm.grow() takes in other processes (see docs/faults.md).";
+
 static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
 
 /// `error` as an exception of the class that belongs to its code.
@@ -30,6 +34,9 @@ fn make<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
         .call1((error.to_string(),))?;
     value.setattr("peer", error.peer)?;
     value.setattr("operation", error.operation.as_deref())?;
+    if error.code == Code::PeerLost && value.hasattr("add_note")? {
+        value.call_method1("add_note", (GOES_ON,))?;
+    }
     Ok(value)
 }
 

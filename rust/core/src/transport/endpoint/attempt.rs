@@ -230,8 +230,8 @@ impl Attempt<'_> {
             return "has closed its group, or its process has ended";
         }
         let pid = i32::try_from(target.pid).ok().and_then(Pid::from_raw);
-        // One of another user exists, too.
-        let runs = |pid| test_kill_process(pid) != Err(Errno::SRCH);
+        // One of another user exists, too; and one that has ended, until its parent has asked how.
+        let runs = |pid: Pid| test_kill_process(pid) != Err(Errno::SRCH) && !has_ended(pid);
         match pid.is_some_and(runs) {
             true => "has closed its group, though its process runs",
             false => "is gone: its process has probably ended",
@@ -320,6 +320,14 @@ impl Attempt<'_> {
             ),
         }
     }
+}
+
+/// Whether the process has ended and is only known still.
+fn has_ended(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    // After the name, in parentheses, which may have some of its own.
+    let state = stat.as_ref().ok().and_then(|stat| stat.rsplit_once(')'));
+    state.is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
 /// Whether this process lacks what it takes to open a connection, whatever the peer does.
