@@ -112,6 +112,8 @@ class Backend final : public c10d::Backend {
                                           const c10::intrusive_ptr<Options>& opts) override;
   // The group goes on as one of those that are left, which keep their ranks. Returns these.
   std::vector<int64_t> mask(const std::vector<int64_t>& ranks_to_exclude);
+  // How many take part.
+  int living() const { return living_ > 0 ? living_.load() : getSize(); }
   // A new group of those that are left, after a failure too (`dist.shrink_group`).
   bool supportsShrinking() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude,
@@ -168,6 +170,9 @@ class Backend final : public c10d::Backend {
   void keep_until_the_end(std::shared_ptr<void> observer);
 
  private:
+  // 0: all.
+  std::atomic<int> living_ = 0;
+
   // How a call appears to c10d and its profiler.
   struct Label {
     c10d::OpType type;

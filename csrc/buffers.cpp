@@ -1,6 +1,7 @@
 #include "buffers.hpp"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <atomic>
 
 #include <algorithm>
 
@@ -174,8 +175,20 @@ void Job::write(const at::Tensor& given, const char* argument) {
   }
 }
 
+namespace {
+
+// Whether some group has ranks that are gone, whose blocks of results nothing writes.
+std::atomic<bool> has_gone = false;
+
+}  // namespace
+
+void Job::keep_what_is_not_written() {
+  has_gone = true;
+}
+
 void Job::write_beside(const at::Tensor& tensor) {
   const auto stand_in = beside(tensor);
+  if (has_gone) stand_in.copy_(tensor);
   output_.push_back(piece(stand_in));
   kept_.copies.emplace_back(tensor, stand_in);
 }

@@ -68,6 +68,9 @@ class Job {
     layout_ = Layout::PerPair, counts_ = std::move(send), recv_counts_ = std::move(recv);
   }
 
+  // From now on results that go to tensors by way of others have what those had before.
+  static void keep_what_is_not_written();
+
   // Where its tensors lie; the CPU when it has none.
   at::Device device() const { return device_; }
 

@@ -103,6 +103,8 @@ std::vector<int64_t> Backend::mask(const std::vector<int64_t>& ranks_to_exclude)
   const Left left = unisono::mask(*handle_->group, {excluded.data(), excluded.size()});
   raise(left.status);
   handle_->renew();
+  living_ = static_cast<int>(left.living.size());
+  Job::keep_what_is_not_written();
   return {left.living.begin(), left.living.end()};
 }
 
@@ -154,6 +156,7 @@ Backend::WorkPointer Backend::reconfigure(const c10d::ReconfigureOptions& opts) 
   handle_->renew();
   rank_ = static_cast<int>(formed.rank);
   size_ = static_cast<int>(formed.size);
+  living_ = 0;
   setTimeout(options_->timeout);
   // It is done when all members have come.
   c10d::BarrierOptions barrier;

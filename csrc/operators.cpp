@@ -59,14 +59,28 @@ Served served(string_view group, const at::Tensor& tensor) {
   return {std::move(by), directly};
 }
 
-std::vector<int64_t> mask_group(string_view group, at::IntArrayRef exclude) {
-  const auto found = group_named(group);
-  // One object serves all its kinds of devices.
-  for (const auto& device : found->getDeviceTypes()) {
-    auto* backend = dynamic_cast<Backend*>(found->getBackend(device.type()).get());
-    if (backend != nullptr) return backend->mask(exclude.vec());
+// The backend of a group, if it is unisono's: one object serves all its kinds of devices.
+Backend* backend_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  for (const auto& device : group->getDeviceTypes()) {
+    auto* backend = dynamic_cast<Backend*>(group->getBackend(device.type()).get());
+    if (backend != nullptr) return backend;
   }
-  wrong_value("group", c10::str("the group \"", group, "\" is not served by unisono"));
+  return nullptr;
+}
+
+int64_t living_ranks(string_view name) {
+  const auto group = group_named(name);
+  const auto* backend = backend_of(group);
+  return backend != nullptr ? backend->living() : group->getSize();
+}
+
+std::vector<int64_t> mask_group(string_view name, at::IntArrayRef exclude) {
+  const auto group = group_named(name);
+  auto* backend = backend_of(group);
+  if (backend == nullptr) {
+    wrong_value("group", c10::str("the group \"", name, "\" is not served by unisono"));
+  }
+  return backend->mask(exclude.vec());
 }
 
 void wait(const c10::intrusive_ptr<c10d::Work>& work) {
@@ -151,6 +165,9 @@ at::Tensor scattered_like(const at::Tensor& tensor, int64_t ranks) {
 at::Tensor all_gather(const at::Tensor& tensor, string_view group) {
   const Served served = unisono::served(group, tensor);
   auto result = gathered_like(tensor, served.by->getSize());
+  // Of ranks that are gone nothing comes.
+  const auto* backend = dynamic_cast<const Backend*>(served.by.get());
+  if (backend != nullptr && backend->living() < backend->getSize()) result.zero_();
   if (served.directly) {
     served.directly->carry_out(served.directly->all_gather_job(result, tensor));
   } else {
@@ -308,7 +325,7 @@ struct ReduceScatter : torch::autograd::Function<ReduceScatter> {
                             const std::string& group, const std::string& op) {
     check_linear(op);
     context->saved_data["group"] = group;
-    context->saved_data["parts"] = op == "avg" ? shapes::ranks(group) : int64_t{1};
+    context->saved_data["parts"] = op == "avg" ? living_ranks(group) : int64_t{1};
     const at::AutoDispatchBelowADInplaceOrView below;
     return call_reduce_scatter(tensor, group, op);
   }

@@ -37,7 +37,10 @@ at::Tensor Backend::sum_sparse(const at::Tensor& tensor, std::chrono::millisecon
   header.insert(header.end(), mine.sizes().begin(), mine.sizes().end());
   const auto own = at::tensor(header, at::kLong);
   Tensors headers;
-  for (int rank = 0; rank < getSize(); ++rank) headers.push_back(at::empty_like(own));
+  // Of a rank that is gone nothing comes, and it has no entries.
+  auto without = own.clone();
+  without[0] = 0;
+  for (int rank = 0; rank < getSize(); ++rank) headers.push_back(without.clone());
   run_here(all_gather_job(headers, own), timeout);
   for (int rank = 0; rank < getSize(); ++rank) {
     if (!headers[rank].slice(0, 1).equal(own.slice(0, 1))) {

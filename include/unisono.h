@@ -434,7 +434,8 @@ unisono_status unisono_communicator_mask(unisono_communicator* comm, const int32
                                          unisono_communicator** masked);
 
 /**
- * Tells which ranks take part: all, but in a communicator that unisono_communicator_mask() made.
+ * Tells which ranks take part: all of them; in a communicator that unisono_communicator_mask() made
+ * those that are left.
  *
  * \param comm        the group
  * \param[out] ranks  their numbers: room for as many as the group has ranks

@@ -214,9 +214,12 @@ impl<'a> Job<'a> {
         };
         // Before that the others do not know where to meet.
         let has_begun = self.launchers.iter().all(|host| host.has_order);
-        let others = self.launchers.iter().filter(|host| !host.has_failed());
+        let others = self
+            .launchers
+            .iter()
+            .filter(|host| !host.has_failed() && !host.is_let_go);
         let left: u16 = others.map(|host| host.ranks).sum();
-        if !has_begun || left < min {
+        if self.asked_by.is_some() || !has_begun || left < min {
             return false;
         }
         let launcher = &mut self.launchers[number];

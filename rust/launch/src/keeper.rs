@@ -284,7 +284,7 @@ impl<'a> Keeper<'a> {
         };
         let well = self.have_ended_well();
         let runs = self.ranks.iter().filter(|rank| rank.ended.is_none());
-        // Those of other hosts may all run: who started the job counts the hosts that have failed.
+        // Those of other hosts count as running: the launcher that started the job counts hosts.
         let elsewhere = usize::from(self.part.world - self.part.ranks);
         if self.is_ending() || runs.count() + well + elsewhere < usize::from(min) {
             return false;
@@ -447,7 +447,7 @@ impl<'a> Keeper<'a> {
             }
         }
         match job.status() {
-            // Who started the job counts hosts, and one without a result is none.
+            // The launcher that started the job counts hosts. One on which no rank ended well counts as failed.
             0 if self.options.part && self.have_ended_well() == 0 => self.status_of_the_last(),
             status => status,
         }

@@ -46,7 +46,7 @@ pub(crate) struct Options {
     pub(crate) variables: Vec<OsString>,
 
     /// Go on while at least RANKS run: one that fails is started again, and the others are not ended. For programs that
-    /// take it in, see docs/faults.md
+    /// take it in, see docs/faults.md. With --hosts a host counts with all its ranks while one of them runs
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
     pub(crate) min: Option<u16>,
 

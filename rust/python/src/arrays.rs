@@ -382,9 +382,12 @@ impl<'py> Array<'py> {
         Self::output(how, "the result", &made)
     }
 
-    /// Makes all elements zero, by its library's own means.
+    /// Makes all elements zero, by its library's own means; not on a device, whose streams have an order.
     pub(crate) fn clear(&self) -> PyResult<()> {
         let py = self.object.py();
+        if self.kind == Kind::Device {
+            return Ok(());
+        }
         if self.object.hasattr(intern!(py, "zero_"))? {
             self.object.call_method0(intern!(py, "zero_"))?;
         } else {

@@ -439,7 +439,8 @@ impl Communicator {
     /// Its `rank` and `size` are those of this one, and `living` has the ranks that are left. Each
     /// collective is one of those: sums and averages are of what they give. Where an array has a block
     /// for each rank, it has one for each that is gone, too, which is neither sent nor written; in a
-    /// new array such blocks are zero. A rank that is gone is no root, and no message goes to it.
+    /// new array of the host such blocks are zero. A rank that is gone is no root, and no message goes to
+    /// it.
     ///
     /// Parameters
     /// ----------
@@ -470,7 +471,7 @@ impl Communicator {
         self.left(py, "mask", (exclude, timeout), Core::mask)
     }
 
-    /// The ranks that take part: all, but in a communicator that `mask` has made.
+    /// The ranks that take part: all of them; in a communicator that `mask` has made those that are left.
     #[getter]
     fn living(&self) -> Vec<usize> {
         self.core().living()

@@ -34,7 +34,8 @@ fn make<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
         .call1((error.to_string(),))?;
     value.setattr("peer", error.peer)?;
     value.setattr("operation", error.operation.as_deref())?;
-    if error.code == Code::PeerLost && value.hasattr("add_note")? {
+    let says_more = error.message.starts_with("shrink: ");
+    if error.code == Code::PeerLost && !says_more && value.hasattr("add_note")? {
         value.call_method1("add_note", (GOES_ON,))?;
     }
     Ok(value)

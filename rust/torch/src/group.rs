@@ -305,7 +305,8 @@ impl Group {
         let timeout = Duration::from_millis(timeout_ms);
         outcome_of_wait(self.guard_wait(|communicator| {
             let result = communicator.monitored_barrier(timeout, report_all);
-            result.map_err(|error| in_torchs_words(communicator.rank(), timeout, error))
+            let ranks = (communicator.living()[0], communicator.rank());
+            result.map_err(|error| in_torchs_words(ranks, timeout, error))
         }))
     }
 
@@ -370,16 +371,16 @@ impl Group {
     }
 }
 
-/// The error of a monitored barrier, beginning with the sentence that users of torch look for.
-fn in_torchs_words(rank: usize, timeout: Duration, mut error: Error) -> Error {
-    let sentence = match (rank, error.peer) {
-        (0, _) if timeout.is_zero() => "Rank 0 timed out in monitoredBarrier".to_owned(),
-        (0, Some(peer)) => format!("Rank {peer} failed to pass monitoredBarrier"),
-        (0, None) => return error,
-        _ => format!(
+/// The error of a monitored barrier, which the first rank leads, beginning with the sentence that users of torch look for.
+fn in_torchs_words((first, rank): (usize, usize), timeout: Duration, mut error: Error) -> Error {
+    let sentence = match error.peer {
+        _ if rank != first => format!(
             "Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for \
-             send/recv from rank 0"
+             send/recv from rank {first}"
         ),
+        _ if timeout.is_zero() => format!("Rank {rank} timed out in monitoredBarrier"),
+        Some(peer) => format!("Rank {peer} failed to pass monitoredBarrier"),
+        None => return error,
     };
     error.message = format!("{sentence}: {}", error.message);
     error

@@ -233,6 +233,8 @@ def keep_numbers(gone: list[int], died: int) -> list[int]:
     assert masked.former_ranks == list(range(world))
     living = [rank for rank in range(world) if rank not in gone]
     assert masked.living == living
+    with pytest.raises(unisono.InvalidArgumentError, match="out of range"):
+        masked.mask(exclude=[world])
     for count in (1, 700, 100_000):
         every_collective(masked, living, count)
     messages(masked, living, gone[0])
@@ -242,7 +244,7 @@ def keep_numbers(gone: list[int], died: int) -> list[int]:
         while True:
             masked.all_reduce(np.ones(1))
     assert caught.value.peer == died
-    again = masked.mask()
+    again = masked.mask(exclude=[gone[0]])
     living = [rank for rank in living if rank != died]
     assert (again.rank, again.size, again.living) == (me, world, living)
     every_collective(again, living, 5)
@@ -313,3 +315,21 @@ def messages(comm: unisono.Communicator, living: list[int], gone: int) -> None:
     for message in (comm.send, comm.recv):
         with pytest.raises(unisono.InvalidArgumentError, match=f"rank {gone} is gone"):
             message(got, gone)
+
+
+def name_before_links(died: int) -> str:
+    """In a masked group a rank is named by its number, also if no link to it was open."""
+    comm = unisono.init()
+    if comm.rank == 0:
+        die()
+    with pytest.raises(unisono.Error):
+        while True:
+            comm.barrier()
+    masked = comm.mask()
+    comm.close()
+    if comm.rank == died:
+        die()
+    with pytest.raises(unisono.PeerLostError) as caught:
+        masked.recv(np.empty(1), died)
+    assert caught.value.peer == died
+    return str(caught.value)

@@ -105,6 +105,14 @@ def test_ranks_keep_their_numbers(gone, died, transport):
     assert stories == [left] * len(left)
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_rank_that_keeps_its_number_is_named_by_it(transport):
+    env = {**LIMITS, "UNISONO_TRANSPORT": transport}
+    for text in run(4, "name_before_links", 3, gone=[0, 3], env=env):
+        assert "rank 3 (" in text
+        assert "rank 2 (" not in text
+
+
 @pytest.mark.parametrize(
     "how, error",
     [

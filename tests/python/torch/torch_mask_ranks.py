@@ -99,6 +99,19 @@ def collectives(gone: Sequence[int]) -> None:
     own = torch.empty(2)
     dist.reduce_scatter_tensor(own, torch.arange(2.0 * world))
     assert own.tolist() == [len(left) * (2.0 * me + place) for place in range(2)]
+    # Results by way of another tensor: this one has gaps.
+    gaps = torch.full((world, 2, 3), -1.0)
+    dist.all_gather([gaps[rank, :, 1] for rank in range(world)], torch.full((2,), float(me)))
+    assert gaps[:, 0, 1].tolist() == whole[:, 0].tolist()
+    entries = torch.sparse_coo_tensor([[me]], [1.0], (world,))
+    dist.all_reduce(entries)
+    assert entries.to_dense().tolist() == [float(rank in left) for rank in range(world)]
+    ones = torch.ones(world, 2, requires_grad=True)
+    name = dist.group.WORLD.group_name
+    torch.ops.unisono.reduce_scatter(ones, name, "avg").sum().backward()
+    share = [1 / len(left) if rank in left else 0.0 for rank in range(world)]
+    assert ones.grad is not None
+    assert ones.grad[:, 0].tolist() == pytest.approx(share)
     with pytest.raises(ValueError, match=f"rank {gone[0]} is gone"):
         dist.broadcast(value, gone[0])
     with pytest.raises(ValueError, match="exclude"):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # torch has no "for ever".
 _TIMEOUT = timedelta(days=1)
+# How long the connection to the store of rank 0 may take, which is there.
+_CONNECTING = timedelta(seconds=60)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # How many calls a rank remembers for ranks that have joined; see `_join`.
 _REMEMBERED = 10_000
@@ -247,7 +249,9 @@ def recover(patience: float) -> None:
         try:
             _world = _form(leaving.comm, leaving)
             _know(_world)
-            break
+            for process_set in sets:
+                _take_over(process_set)
+            return
         except _failures():
             # Another one is gone.
             _world, failures = leaving, failures + 1
@@ -255,13 +259,22 @@ def recover(patience: float) -> None:
                 dist.destroy_process_group()
             if failures == _ATTEMPTS:
                 raise
-    for process_set in sets:
-        members = process_set._started or set()
-        here = [place for place, number in enumerate(_world.started) if number in members]
-        process_set.ranks = here
-        taken = any(one.ranks == process_set.ranks for one in _world.sets.values())
-        if here and not taken:
-            add_process_set(process_set)
+
+
+def _take_over(process_set: ProcessSet) -> None:
+    """Make a set of the job before known, with those of its members that are there."""
+    here = world()
+    members = process_set._started or set()
+    process_set.ranks = [at for at, number in enumerate(here.started) if number in members]
+    # All ranks make a group, also of the ranks of another set, and of none.
+    some = process_set.ranks or [0]
+    process_set._group = dist.new_group(some, backend="unisono")
+    if not process_set.ranks:
+        _destroy(process_set._group)
+        process_set._group = dist.GroupMember.NON_GROUP_MEMBER
+    process_set.process_set_id = here.next_set
+    here.sets[here.next_set] = process_set
+    here.next_set += 1
 
 
 def _heal(job: World, patience: float) -> None:
@@ -277,13 +290,11 @@ def _heal(job: World, patience: float) -> None:
         return
     try:
         job.comm = left.grow(timeout=patience)
-    except unisono.TimeoutError:
-        return
     except unisono.Error:
-        _heal(job, patience)
-    else:
-        left.close()
-        job.started = list(range(job.launched))
+        # All ranks get the larger group or none does. If one more is gone, the next step fails.
+        return
+    left.close()
+    job.started = list(range(job.launched))
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -309,10 +320,13 @@ def _form(comm: Any, before: World | None = None) -> World:
 
     hosts = _exchange_hosts(comm)
     port = np.zeros(1, np.int64)
-    address = _address_of_rank_0(hosts, comm.rank)
+    is_first = before is None or before.started[0] == 0
+    address = _address_of_rank_0(hosts, comm.rank, is_first=is_first)
     store = None
     if comm.rank == 0:
-        store = dist.TCPStore(address, 0, comm.size, True, timeout=_TIMEOUT, wait_for_workers=False)
+        store = dist.TCPStore(
+            address, 0, comm.size, True, timeout=_CONNECTING, wait_for_workers=False
+        )
         port[0] = store.port
     name = np.zeros(_HOST_BYTES, np.uint8)
     name[: len(address)] = np.frombuffer(address.encode(), np.uint8)
@@ -321,8 +335,9 @@ def _form(comm: Any, before: World | None = None) -> World:
     if store is None:
         store = dist.TCPStore(
             name.tobytes().rstrip(b"\0").decode(), int(port[0]), comm.size, False,
-            timeout=_TIMEOUT,
+            timeout=_CONNECTING,
         )  # fmt: skip
+    store.set_timeout(_TIMEOUT)
     rank, size = comm.rank, comm.size
     dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=_timeout())
     # A rank that closed early would look lost to those that still meet.
@@ -374,11 +389,12 @@ def _exchange_hosts(comm: Any) -> list[str]:
     return [row.tobytes().rstrip(b"\0").decode() for row in comm.all_gather(mine)]
 
 
-def _address_of_rank_0(hosts: Sequence[str], rank: int) -> str:
+def _address_of_rank_0(hosts: Sequence[str], rank: int, *, is_first: bool) -> str:
     if len(set(hosts)) == 1:
         return "127.0.0.1"
-    # Launchers set it to the host of rank 0.
-    return os.environ.get("MASTER_ADDR") or (socket.gethostname() if rank == 0 else "")
+    # Launchers set it to the host of the rank 0 that they started.
+    named = os.environ.get("MASTER_ADDR") if is_first else None
+    return named or (socket.gethostname() if rank == 0 else "")
 
 
 def is_initialized() -> bool:

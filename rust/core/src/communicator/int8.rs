@@ -57,8 +57,10 @@ struct Level {
 #[derive(Debug)]
 struct Part {
     comm: Communicator,
-    /// Its ranks as the communicator numbers them.
+    /// Its ranks as the communicator's group numbers them.
     ranks: Vec<Rank>,
+    /// The same as the communicator does.
+    numbers: Vec<Rank>,
 }
 
 /// The arguments of a call that must be the same on all ranks.
@@ -160,7 +162,7 @@ impl Level {
 
     /// Why a call cannot go on, although the group that it waits in may not have heard yet.
     fn error(&self, comm: &Communicator) -> Option<Error> {
-        let own = comm.error();
+        let own = comm.group.error();
         own.or_else(|| self.parts().find_map(|part| part.comm.error()))
     }
 
@@ -276,20 +278,22 @@ impl Part {
         let made = comm.part(&ranks, label)?;
         Ok(Self {
             comm: made.ok_or_else(|| Error::internal("a rank that is not in its own group"))?,
+            numbers: ranks.iter().map(|place| comm.number(*place)).collect(),
             ranks,
         })
     }
 
-    /// An error of this group, with the number that its peer has in the communicator.
+    /// An error of this group, with the number that its peer has in the communicator's.
     fn renumber(&self, mut error: Error) -> Error {
         let Some(peer) = error.peer else {
             return error;
         };
         error.peer = self.ranks.get(peer).copied();
-        if let Some(known) = error.peer.filter(|known| *known != peer) {
+        let known = self.numbers.get(peer).filter(|known| **known != peer);
+        if let Some(known) = known {
             error.message.push_str(&format!(
                 "; rank {peer} of the ranks {:?}, which exchange this, is rank {known}",
-                self.ranks
+                self.numbers
             ));
         }
         error

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::buffer::Memory;
-use crate::engine::{Completion, Request, Sizes};
+use crate::engine::{Completion, PointToPoint, Request, Sizes};
 use crate::error::{Error, Result};
 use crate::types::{Collective, Rank};
 
@@ -49,10 +49,15 @@ impl Mask {
                 false => "is out of range",
             };
             Error::invalid(format!(
-                "rank {rank} {what}: left of {} ranks are {:?}",
+                "rank {rank} {what}: the ranks that are left, of {}, are {:?}",
                 self.world, self.living
             ))
         })
+    }
+
+    /// As [`Mask::place`]; none for any.
+    pub(super) fn place_of_any(&self, rank: Option<Rank>) -> Result<Option<usize>> {
+        rank.map(|rank| self.place(rank)).transpose()
     }
 
     /// The number of the rank at this place in the group.
@@ -68,8 +73,32 @@ impl Mask {
         }
     }
 
+    /// Has the group carry the request out. Apart from calls of other communicators, which are to cost nothing for it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn carry<T>(
+        &self,
+        request: Request,
+        act: impl FnOnce(Request) -> Result<T>,
+    ) -> Result<T> {
+        self.here(act(self.pass_on(request)?))
+    }
+
+    /// The result of the group's part of a call.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn after<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.here(act())
+    }
+
+    /// A result of the group, whose error has the number that its peer has here.
+    #[cold]
+    pub(super) fn here<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| self.renumber(error))
+    }
+
     /// The request as the group carries it out.
-    pub(super) fn pass_on(&self, request: Request) -> Result<Request> {
+    fn pass_on(&self, request: Request) -> Result<Request> {
         request.check(self.rank(), self.world)?;
         let root = match request.collective {
             Collective::Broadcast
@@ -130,14 +159,21 @@ impl Mask {
 
     /// `completion` with errors that have the numbers of this communicator.
     pub(super) fn completion(
-        this: &Arc<Self>,
+        self: &Arc<Self>,
         completion: Option<Completion>,
     ) -> Option<Completion> {
         let completion = completion?;
-        let this = Arc::clone(this);
+        let this = Arc::clone(self);
         Some(Box::new(move |result| {
-            completion(result.map_err(|error| this.renumber(error)));
+            completion(this.here(result));
         }))
+    }
+
+    pub(super) fn options(self: &Arc<Self>, options: PointToPoint) -> PointToPoint {
+        PointToPoint {
+            completion: self.completion(options.completion),
+            ..options
+        }
     }
 }
 

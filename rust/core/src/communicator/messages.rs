@@ -28,14 +28,30 @@ impl Communicator {
         tag: u64,
         options: PointToPoint,
     ) -> Result<Work> {
-        let (to, options) = (self.place(to)?, self.options(options));
+        match &self.mask {
+            None => self.send_in_group(dtype, memory, (to, tag), options),
+            Some(mask) => {
+                let (to, options) = (mask.place(to)?, mask.options(options));
+                mask.here(self.send_in_group(dtype, memory, (to, tag), options))
+            }
+        }
+    }
+
+    #[inline]
+    fn send_in_group(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        (to, tag): (Rank, u64),
+        options: PointToPoint,
+    ) -> Result<Work> {
         if options.stream.is_some() {
-            let started = self.devices.send(dtype, &memory, (to, tag), options);
-            return Ok(self.on_device(self.here(started)?));
+            let started = self.devices.send(dtype, &memory, (to, tag), options)?;
+            return Ok(self.on_device(started));
         }
         device::refuse_memory(&memory, "buffer")?;
-        let state = self.group.send(dtype, memory, (to, tag), options);
-        Ok(self.on_host(self.here(state)?))
+        let state = self.group.send(dtype, memory, (to, tag), options)?;
+        Ok(self.on_host(state))
     }
 
     /// Starts to receive into `memory`, whole elements of `dtype`, from rank `from`, or from any (`None`). The
@@ -54,26 +70,30 @@ impl Communicator {
         tag: u64,
         options: PointToPoint,
     ) -> Result<Work> {
-        let (from, options) = (self.place_of_any(from)?, self.options(options));
+        match &self.mask {
+            None => self.receive_in_group(dtype, memory, (from, tag), options),
+            Some(mask) => {
+                let (from, options) = (mask.place_of_any(from)?, mask.options(options));
+                mask.here(self.receive_in_group(dtype, memory, (from, tag), options))
+            }
+        }
+    }
+
+    #[inline]
+    fn receive_in_group(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        (from, tag): (Option<Rank>, u64),
+        options: PointToPoint,
+    ) -> Result<Work> {
         if options.stream.is_some() {
-            let started = self.devices.receive(dtype, &memory, (from, tag), options);
-            return Ok(self.on_device(self.here(started)?));
+            let started = self.devices.receive(dtype, &memory, (from, tag), options)?;
+            return Ok(self.on_device(started));
         }
         device::refuse_memory(&memory, "buffer")?;
-        let state = self.group.receive(dtype, memory, (from, tag), options);
-        Ok(self.on_host(self.here(state)?))
-    }
-
-    /// The place in the group of the rank with this number; none for any.
-    fn place_of_any(&self, rank: Option<Rank>) -> Result<Option<usize>> {
-        rank.map(|rank| self.place(rank)).transpose()
-    }
-
-    fn options(&self, options: PointToPoint) -> PointToPoint {
-        PointToPoint {
-            completion: self.completion(options.completion),
-            ..options
-        }
+        let state = self.group.receive(dtype, memory, (from, tag), options)?;
+        Ok(self.on_host(state))
     }
 
     /// Ends a receive that no message has met with `Aborted`. Returns whether it did; one that has met its message goes on.
@@ -96,13 +116,17 @@ impl Communicator {
         timeout: Option<Duration>,
     ) -> Result<()> {
         device::refuse_memory(&memory, "buffer")?;
-        let outgoing = Outbound {
+        let mut outgoing = Outbound {
             dtype,
             memory,
-            to: self.place(to)?,
+            to,
             tag,
         };
-        self.here(self.group.send_now(outgoing, timeout))
+        if let Some(mask) = &self.mask {
+            outgoing.to = mask.place(to)?;
+            return mask.after(|| self.group.send_now(outgoing, timeout));
+        }
+        self.group.send_now(outgoing, timeout)
     }
 
     /// As [`Communicator::receive`], in the calling thread, until the message has come. Returns the rank it came from.
@@ -120,14 +144,18 @@ impl Communicator {
         timeout: Option<Duration>,
     ) -> Result<Rank> {
         device::refuse_memory(&memory, "buffer")?;
-        let incoming = Inbound {
+        let mut incoming = Inbound {
             dtype,
             memory,
-            from: self.place_of_any(from)?,
+            from,
             tag,
         };
-        let from = self.here(self.group.receive_now(incoming, timeout))?;
-        Ok(self.number(from))
+        if let Some(mask) = &self.mask {
+            incoming.from = mask.place_of_any(from)?;
+            let from = mask.after(|| self.group.receive_now(incoming, timeout))?;
+            return Ok(mask.number(from));
+        }
+        self.group.receive_now(incoming, timeout)
     }
 
     /// Sends `outgoing` to a rank and receives `incoming` from one, the same or another, at the same time and in the
@@ -151,19 +179,23 @@ impl Communicator {
     ) -> Result<Rank> {
         device::refuse_memory(&outgoing, "buffer to send")?;
         device::refuse_memory(&incoming, "buffer to receive into")?;
-        let outgoing = Outbound {
+        let mut outgoing = Outbound {
             dtype,
             memory: outgoing,
-            to: self.place(to)?,
+            to,
             tag: send_tag,
         };
-        let incoming = Inbound {
+        let mut incoming = Inbound {
             dtype,
             memory: incoming,
-            from: self.place_of_any(from)?,
+            from,
             tag: receive_tag,
         };
-        let from = self.here(self.group.exchange_now(outgoing, incoming, timeout))?;
-        Ok(self.number(from))
+        if let Some(mask) = &self.mask {
+            (outgoing.to, incoming.from) = (mask.place(to)?, mask.place_of_any(from)?);
+            let from = mask.after(|| self.group.exchange_now(outgoing, incoming, timeout))?;
+            return Ok(mask.number(from));
+        }
+        self.group.exchange_now(outgoing, incoming, timeout)
     }
 }

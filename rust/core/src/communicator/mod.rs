@@ -196,7 +196,7 @@ impl Communicator {
         }
     }
 
-    /// The ranks that take part: all, but in a [masked](Self::mask) communicator.
+    /// The ranks that take part: all of them; in a [masked](Self::mask) communicator those that are left.
     pub fn living(&self) -> Vec<Rank> {
         match &self.mask {
             Some(mask) => mask.living().to_vec(),
@@ -207,15 +207,6 @@ impl Communicator {
     /// Whether it is [masked](Self::mask).
     pub fn is_masked(&self) -> bool {
         self.mask.is_some()
-    }
-
-    /// A request as the group carries it out, whose ranks may have other numbers.
-    #[inline]
-    fn pass_on(&self, request: Request) -> Result<Request> {
-        match &self.mask {
-            Some(mask) => mask.pass_on(request),
-            None => Ok(request),
-        }
     }
 
     /// The place in the group of the rank with this number.
@@ -245,16 +236,8 @@ impl Communicator {
     }
 
     /// A result of the group, whose error has the number that its peer has here.
-    #[inline]
     fn here<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| self.renumber(error))
-    }
-
-    fn completion(&self, completion: Option<Completion>) -> Option<Completion> {
-        match &self.mask {
-            Some(mask) => Mask::completion(mask, completion),
-            None => completion,
-        }
     }
 
     /// Starts a collective and returns at once. `completion` is called when it ends, on a thread made for that.
@@ -268,10 +251,15 @@ impl Communicator {
     /// [`Memory::from_raw_parts`](crate::buffer::Memory::from_raw_parts) until the operation has completed, also when
     /// the returned [`Work`] is dropped.
     pub unsafe fn start(&self, request: Request, completion: Option<Completion>) -> Result<Work> {
-        let (request, completion) = (self.pass_on(request)?, self.completion(completion));
-        self.here(self.start_in_group(request, completion))
+        if let Some(mask) = &self.mask {
+            return mask.carry(request, |request| {
+                self.start_in_group(request, mask.completion(completion))
+            });
+        }
+        self.start_in_group(request, completion)
     }
 
+    #[inline(always)]
     fn start_in_group(&self, request: Request, completion: Option<Completion>) -> Result<Work> {
         if request.stream.is_some() {
             let started = self.devices.submit(request, completion)?;
@@ -291,10 +279,13 @@ impl Communicator {
     /// # Safety
     /// As for [`Communicator::start`].
     pub unsafe fn begin(&self, request: Request) -> Result<Work> {
-        let request = self.pass_on(request)?;
-        self.here(self.begin_in_group(request))
+        if let Some(mask) = &self.mask {
+            return mask.carry(request, |request| self.begin_in_group(request));
+        }
+        self.begin_in_group(request)
     }
 
+    #[inline(always)]
     fn begin_in_group(&self, mut request: Request) -> Result<Work> {
         if request.stream.is_some() {
             let started = self.devices.submit(request, None)?;
@@ -314,11 +305,13 @@ impl Communicator {
     /// # Safety
     /// As for [`Communicator::start`]; the operation has completed when this returns.
     pub unsafe fn run(&self, request: Request) -> Result<u64> {
-        let request = self.pass_on(request)?;
-        self.here(self.run_in_group(request))
+        if let Some(mask) = &self.mask {
+            return mask.carry(request, |request| self.run_in_group(request));
+        }
+        self.run_in_group(request)
     }
 
-    #[inline]
+    #[inline(always)]
     fn run_in_group(&self, mut request: Request) -> Result<u64> {
         if request.stream.is_some() {
             return Ok(self.devices.submit(request, None)?.1.sequence);
@@ -358,7 +351,10 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::start`] for a request that would be refused.
     pub fn estimate(&self, request: Request) -> Result<Duration> {
-        self.group.estimate(&self.pass_on(request)?)
+        match &self.mask {
+            None => self.group.estimate(&request),
+            Some(mask) => mask.carry(request, |request| self.group.estimate(&request)),
+        }
     }
 
     /// How long a message of `bytes` to or from `peer` would take, as [`Communicator::estimate`].
@@ -399,7 +395,7 @@ impl Communicator {
     /// # Errors
     /// As a collective.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Self>> {
-        Ok(self.group.split(color, key)?.map(Self::new))
+        Ok(self.here(self.group.split(color, key))?.map(Self::new))
     }
 
     /// The group of some of this group's ranks, numbered in the order of `ranks`; `None` where this rank is not
@@ -416,7 +412,9 @@ impl Communicator {
     fn part(&self, places: &[usize], label: &[u8]) -> Result<Option<Self>> {
         // Apart from the labels that `split` makes.
         let label = [b"subgroup".as_slice(), label].concat();
-        Ok(self.group.subgroup(places, &label)?.map(Self::new))
+        Ok(self
+            .here(self.group.subgroup(places, &label))?
+            .map(Self::new))
     }
 
     fn places(&self, ranks: &[Rank]) -> Result<Vec<usize>> {
@@ -467,7 +465,16 @@ impl Communicator {
         excluded: &[Rank],
         patience: Duration,
     ) -> Result<(Arc<Group>, Former)> {
-        let places = self.places(excluded)?;
+        // Those that are gone already need no mention.
+        let is_gone = |rank: &&Rank| {
+            self.is_masked() && **rank < self.world_size() && self.place(**rank).is_err()
+        };
+        let excluded: Vec<Rank> = excluded
+            .iter()
+            .filter(|rank| !is_gone(rank))
+            .copied()
+            .collect();
+        let places = self.places(&excluded)?;
         let wish = (numbers, &places[..], patience);
         self.here(shrink::shrink(&self.group, &self.shrinking, wish))
     }
@@ -515,7 +522,12 @@ impl Communicator {
             votes: &self.votes,
             meeting: &self.meeting,
         };
-        let (group, meeting) = grow::grow(growing, &place, world, patience)?;
+        let grown = grow::grow(growing, &place, world, patience);
+        // Of the errors of a meeting, those of this group alone have its numbers.
+        let (group, meeting) = match self.group.error() {
+            Some(_) => self.here(grown)?,
+            None => grown?,
+        };
         Ok(Self::met(group).at(place, meeting))
     }
 
@@ -613,7 +625,7 @@ impl Communicator {
     /// The first failure; `Timeout` when `timeout` runs out first, after which they go on.
     pub fn finish(&self, timeout: Option<Duration>) -> Result<()> {
         self.check_process()?;
-        self.devices.finish(timeout)
+        self.here(self.devices.finish(timeout))
     }
 
     /// Leaves the group in good order: operations still under way here fail, data already sent stays readable for

@@ -38,13 +38,10 @@ impl Work {
         {
             device.settle();
         }
-        Some(self.renumber(self.state.result().cloned()?))
-    }
-
-    fn renumber<T>(&self, result: Result<T>) -> Result<T> {
+        let result = self.state.result().cloned();
         match &self.mask {
-            Some(mask) => result.map_err(|error| mask.renumber(error)),
             None => result,
+            Some(mask) => Some(mask.here(result?)),
         }
     }
 
@@ -61,10 +58,12 @@ impl Work {
     /// # Errors
     /// The operation's own; or `Timeout` when `timeout` runs out first, after which the operation goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        self.renumber(match &self.device {
-            Some(device) => device.wait(&self.state, timeout),
-            None => self.group.wait(&self.state, timeout),
-        })
+        match (&self.mask, &self.device) {
+            (None, None) => self.group.wait(&self.state, timeout),
+            (None, Some(device)) => device.wait(&self.state, timeout),
+            (Some(mask), None) => mask.here(self.group.wait(&self.state, timeout)),
+            (Some(mask), Some(device)) => mask.here(device.wait(&self.state, timeout)),
+        }
     }
 
     /// Waits until one of `works` has ended, well or not, driving their groups from this thread meanwhile. Returns which
@@ -89,7 +88,10 @@ impl Work {
         let one_group = of(&first.group);
         if one_group.len() == works.len() {
             let ended = first.group.wait_any(&one_group, timeout)?;
-            return Ok(ended.map(|(at, result)| (at, works[at].renumber(result))));
+            return Ok(ended.map(|(at, result)| match &works[at].mask {
+                None => (at, result),
+                Some(mask) => (at, mask.here(result)),
+            }));
         }
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         // Their groups take turns; what happens in the others meanwhile is the progress thread's business.

@@ -38,7 +38,7 @@ impl Members {
     }
 
     /// The number by which users know a rank.
-    fn known_as(&self, rank: Rank) -> Rank {
+    pub(crate) fn known_as(&self, rank: Rank) -> Rank {
         let kept = self.kept.as_ref().and_then(|kept| kept.get(rank));
         kept.copied().unwrap_or(rank)
     }

@@ -285,6 +285,7 @@ impl Pair {
                 key: &invitation.key(&invitation.guest),
                 from: GUEST,
                 to: HOST,
+                known_as: (GUEST, HOST),
                 lane: Lane::PointToPoint,
                 target: &invitation.address,
                 deadline,

@@ -158,10 +158,12 @@ impl Group {
         };
         let seat = endpoint.clone();
         endpoint.begin_to_connect(goes_first, move |turn: &Turn| {
+            let members = &this.membership.members;
             let request = ConnectRequest {
                 key: &this.membership.key,
                 from: this.rank,
                 to: peer,
+                known_as: (members.known_as(this.rank), members.known_as(peer)),
                 lane,
                 target: &target,
                 deadline: Instant::now() + this.config.join_timeout.duration(),

@@ -33,6 +33,8 @@ pub struct ConnectRequest<'a> {
     pub from: Rank,
     /// The peer's rank in it.
     pub to: Rank,
+    /// The numbers by which users know the two, where they are others in the group.
+    pub known_as: (Rank, Rank),
     /// Which link of the two.
     pub lane: Lane,
     /// The address that the peer published.
@@ -230,7 +232,7 @@ impl Attempt<'_> {
             return "has closed its group, or its process has ended";
         }
         let pid = i32::try_from(target.pid).ok().and_then(Pid::from_raw);
-        // One of another user exists, too; and one that has ended, until its parent has asked how.
+        // One of another user exists, too; and a zombie, whose parent has not waited for it.
         let runs = |pid: Pid| test_kill_process(pid) != Err(Errno::SRCH) && !has_ended(pid);
         match pid.is_some_and(runs) {
             true => "has closed its group, though its process runs",
@@ -239,7 +241,7 @@ impl Attempt<'_> {
     }
 
     pub(super) fn who(&self) -> String {
-        format!("rank {} ({})", self.request.to, self.request.target)
+        format!("rank {} ({})", self.request.known_as.1, self.request.target)
     }
 
     pub(super) fn error(&self, code: Code, what: String) -> Error {
@@ -297,7 +299,7 @@ impl Attempt<'_> {
 
     /// The error for a member's answer that ends the attempt.
     pub(super) fn refusal(&self, answer: Answer) -> Error {
-        let (from, lane) = (self.request.from, self.request.lane);
+        let (from, lane) = (self.request.known_as.0, self.request.lane);
         match answer {
             Answer::Duplicate => self.error(
                 Code::Mismatch,
@@ -322,7 +324,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Whether the process has ended and is only known still.
+/// Whether the process has ended, and its parent has not waited for it.
 fn has_ended(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     // After the name, in parentheses, which may have some of its own.

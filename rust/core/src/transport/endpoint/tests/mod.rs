@@ -155,6 +155,7 @@ impl Member {
             key: &self.keys[self.rank],
             from: self.rank,
             to,
+            known_as: (self.rank, to),
             lane: Lane::Collective,
             target,
             deadline: Instant::now() + Duration::from_secs(60),

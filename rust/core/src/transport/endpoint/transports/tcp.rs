@@ -67,7 +67,7 @@ fn try_addresses(attempt: &Attempt<'_>) -> Result<Reached> {
         }
         _ => format!(
             "cannot be reached from rank {} ({}) at {}; UNISONO_INTERFACE decides by which addresses a rank is reached",
-            attempt.request.from,
+            attempt.request.known_as.0,
             here(attempt),
             tried.join(", nor at ")
         ),
