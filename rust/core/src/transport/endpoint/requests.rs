@@ -159,7 +159,7 @@ mod tests {
             assert_eq!(Message::read(&message.write()), Some(*message));
         }
         let is_answer = |message: &&Message| matches!(message, Message::Answer(..));
-        assert_eq!(samples.iter().filter(is_answer).count(), 5);
+        assert_eq!(samples.iter().filter(is_answer).count(), 6);
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
             [0; MESSAGE],
             with(0, 3),
             with(1, 0),
-            with(1, 6),
+            with(1, 7),
             with(29, 1),
         ] {
             assert_eq!(Message::read(&bytes), None);
