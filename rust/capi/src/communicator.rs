@@ -195,14 +195,15 @@ pub unsafe extern "C" fn unisono_communicator_shrink(
     patience: f64,
     shrunk: *mut *mut Communicator,
 ) -> Status {
-    on(comm, |joined| {
-        let place = output("shrunk", shrunk)?;
-        // SAFETY: the header asks for as many ranks.
-        let excluded = unsafe { ranks_to_exclude(excluded, excluded_count)? };
-        let patience = seconds("the patience", patience)?.unwrap_or(Duration::MAX);
-        let shrunk = joined.comm.shrink(&excluded, patience)?;
-        place.write(register(shrunk)?);
-        Ok(())
+    // SAFETY: the header asks for as many ranks.
+    on(comm, |joined| unsafe {
+        let wish = (excluded, excluded_count, patience);
+        left(
+            joined,
+            wish,
+            ("shrunk", shrunk),
+            unisono::Communicator::shrink,
+        )
     })
 }
 
@@ -214,27 +215,42 @@ pub unsafe extern "C" fn unisono_communicator_mask(
     patience: f64,
     masked: *mut *mut Communicator,
 ) -> Status {
-    on(comm, |joined| {
-        let place = output("masked", masked)?;
-        // SAFETY: the header asks for as many ranks.
-        let excluded = unsafe { ranks_to_exclude(excluded, excluded_count)? };
-        let patience = seconds("the patience", patience)?.unwrap_or(Duration::MAX);
-        let masked = joined.comm.mask(&excluded, patience)?;
-        place.write(register(masked)?);
-        Ok(())
+    // SAFETY: the header asks for as many ranks.
+    on(comm, |joined| unsafe {
+        let wish = (excluded, excluded_count, patience);
+        left(
+            joined,
+            wish,
+            ("masked", masked),
+            unisono::Communicator::mask,
+        )
     })
 }
 
+/// Writes the communicator of the ranks that are left, which `make` makes.
+///
 /// # Safety
-/// There are as many.
-unsafe fn ranks_to_exclude(ranks: *const i32, count: usize) -> Result<Vec<usize>> {
+/// There are as many excluded ranks.
+unsafe fn left(
+    joined: &Joined,
+    (excluded, count, patience): (*const i32, usize, f64),
+    (name, target): (&'static str, *mut *mut Communicator),
+    make: fn(&unisono::Communicator, &[usize], Duration) -> Result<unisono::Communicator>,
+) -> Result<()> {
+    let place = output(name, target)?;
     // SAFETY: the caller's promise.
-    let ranks = unsafe { list("excluded ranks", ranks, count)? };
-    let numbers = ranks.iter().map(|rank| {
-        usize::try_from(*rank)
-            .map_err(|_| Error::invalid(format!("rank {rank} cannot be excluded")))
-    });
-    numbers.collect()
+    let excluded = unsafe { list("excluded ranks", excluded, count)? };
+    let excluded = excluded
+        .iter()
+        .map(|rank| {
+            usize::try_from(*rank)
+                .map_err(|_| Error::invalid(format!("rank {rank} cannot be excluded")))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let patience = seconds("the patience", patience)?.unwrap_or(Duration::MAX);
+    let made = make(&joined.comm, &excluded, patience)?;
+    place.write(register(made)?);
+    Ok(())
 }
 
 #[unsafe(no_mangle)]

@@ -107,6 +107,10 @@ impl Mask {
             | Collective::Scatter => self.place(request.root)?,
             _ => request.root,
         };
+        let (input, output) = has_blocks(request.collective);
+        if !input && !output {
+            return Ok(Request { root, ..request });
+        }
         let size = request.dtype.size();
         let (of_inputs, of_outputs) = match &request.sizes {
             Sizes::PerPair { send, recv } => (self.blocks(send, size), self.blocks(recv, size)),
@@ -119,7 +123,6 @@ impl Mask {
                 (blocks.clone(), blocks)
             }
         };
-        let (input, output) = has_blocks(request.collective);
         let part = |memory: Option<Memory>, is_in_blocks, blocks: &[_]| match is_in_blocks {
             true => memory.map(|memory| memory.part(blocks)),
             false => memory,
