@@ -80,10 +80,10 @@ def started(
         process.wait()
 
 
-def finish(process: subprocess.Popen[str], text: str | None = None) -> Done:
+def finish(process: subprocess.Popen[str], text: str | None = None, limit: float = LIMIT) -> Done:
     """Wait for the launcher to end; past the limit, say what each rank was in."""
     try:
-        out, err = process.communicate(text, timeout=LIMIT)
+        out, err = process.communicate(text, timeout=limit)
     except subprocess.TimeoutExpired:
         state = "\n".join(below(process.pid))
         # Python's ranks answer with their stacks; the launcher passes it on.
@@ -92,16 +92,18 @@ def finish(process: subprocess.Popen[str], text: str | None = None) -> Done:
         process.kill()
         out, err = process.communicate()
         pytest.fail(
-            f"{process.args} outlived {LIMIT} s\n{state}\n{out}\nerrors, stacks last:\n{err}"
+            f"{process.args} outlived {limit} s\n{state}\n{out}\nerrors, stacks last:\n{err}"
         )
     return Done(process.returncode, (out or "").splitlines(), err.splitlines())
 
 
-def run(command: list[str], text: str | None = None, **options: object) -> Done:
+def run(
+    command: list[str], text: str | None = None, limit: float = LIMIT, **options: object
+) -> Done:
     if text is not None:
         options["stdin"] = subprocess.PIPE
     with started(command, **options) as process:
-        return finish(process, text)
+        return finish(process, text, limit)
 
 
 def run_python(script: Path, *args: str, timeout: float) -> str:

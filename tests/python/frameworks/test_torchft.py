@@ -49,7 +49,8 @@ class TestGroup(MultiPgBaseTest):
 
 def test_a_replica_is_killed_and_comes_back() -> None:
     pytest.importorskip("sklearn")
-    done = run([sys.executable, str(EXAMPLE)], env={"OMP_NUM_THREADS": "1"})
+    # Five processes import torch and scikit-learn.
+    done = run([sys.executable, str(EXAMPLE)], limit=240, env={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done
     assert "replica 2 is gone: SIGKILL" in done.out, done
     (undisturbed,) = (line for line in done.out if line.startswith("undisturbed: "))

@@ -278,21 +278,21 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`].
-    pub unsafe fn begin(&self, request: Request) -> Result<Work> {
+    pub unsafe fn begin(&self, mut request: Request) -> Result<Work> {
         if let Some(mask) = &self.mask {
-            return mask.carry(request, |request| self.begin_in_group(request));
+            return mask.carry(request, |mut request| self.begin_in_group(&mut request));
         }
-        self.begin_in_group(request)
+        self.begin_in_group(&mut request)
     }
 
     #[inline(always)]
-    fn begin_in_group(&self, mut request: Request) -> Result<Work> {
+    fn begin_in_group(&self, request: &mut Request) -> Result<Work> {
         if request.stream.is_some() {
-            let started = self.devices.submit(request, None)?;
+            let started = self.devices.submit(request.take(), None)?;
             return Ok(self.on_device(started));
         }
-        self.prepare(&request)?;
-        let state = self.group.begin_now(&mut request)?;
+        self.prepare(request)?;
+        let state = self.group.begin_now(request)?;
         Ok(self.on_host(state))
     }
 
@@ -304,20 +304,20 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`]; the operation has completed when this returns.
-    pub unsafe fn run(&self, request: Request) -> Result<u64> {
+    pub unsafe fn run(&self, mut request: Request) -> Result<u64> {
         if let Some(mask) = &self.mask {
-            return mask.carry(request, |request| self.run_in_group(request));
+            return mask.carry(request, |mut request| self.run_in_group(&mut request));
         }
-        self.run_in_group(request)
+        self.run_in_group(&mut request)
     }
 
     #[inline(always)]
-    fn run_in_group(&self, mut request: Request) -> Result<u64> {
+    fn run_in_group(&self, request: &mut Request) -> Result<u64> {
         if request.stream.is_some() {
-            return Ok(self.devices.submit(request, None)?.1.sequence);
+            return Ok(self.devices.submit(request.take(), None)?.1.sequence);
         }
-        self.prepare(&request)?;
-        self.group.run(&mut request)
+        self.prepare(request)?;
+        self.group.run(request)
     }
 
     /// Prepares an operation on the host that the caller drives: a barrier waits for the devices, device memory is refused.

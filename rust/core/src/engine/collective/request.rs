@@ -1,5 +1,6 @@
 //! The request of a caller, checked before a byte moves.
 
+use std::mem;
 use std::time::Duration;
 
 use crate::buffer::Memory;
@@ -201,6 +202,11 @@ impl Request {
     /// No rank leaves before all ranks have come.
     pub fn barrier() -> Self {
         Self::new(Collective::Barrier, DataType::UInt8, Sizes::Even(0))
+    }
+
+    /// The request, in whose place a barrier is left.
+    pub(crate) fn take(&mut self) -> Self {
+        mem::replace(self, Self::barrier())
     }
 
     /// The same request with a timeout of its own.
