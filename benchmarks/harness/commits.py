@@ -57,7 +57,9 @@ def commit(name: str) -> Build:
             archive = Path(room) / "sources.tar"
             git("archive", "--output", str(archive), number)
             with tarfile.open(archive) as packed:
-                packed.extractall(Path(room) / "sources", filter="data")
+                # Pythons before 3.11.4 have no filters; git has written it.
+                guarded = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+                packed.extractall(Path(room) / "sources", **guarded)
             (Path(room) / "sources").rename(sources)
     return Build(short, sources, folder / "target", folder / "package")
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 from collections import Counter
@@ -36,6 +37,9 @@ def chaos(arguments: Sequence[str], name: str) -> int:
     """Do what the command line asks for; returns the exit status: 0 if all rounds are right."""
     parser = _parser(name)
     chosen = parser.parse_args(arguments)
+    losing = [fault.kind for fault in chosen.fault if fault.kind in (*plan.LOSING, "isolate")]
+    if "isolate" in losing and len(losing) > 1:
+        parser.error(f"with isolate no other of isolate, {', '.join(plan.LOSING)}")
     trouble = hosts.why_not()
     if trouble is None:
         hosts.alone(arguments)
@@ -55,17 +59,22 @@ def chaos(arguments: Sequence[str], name: str) -> int:
     job.prepare(set(chosen.door))
     made = hosts.Hosts(max(chosen.hosts)) if trouble is None and max(chosen.hosts) > 1 else None
     outcomes = []
+    # The ranks end with this process, however it ends.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         for seed in range(chosen.seed, chosen.seed + chosen.rounds):
             one = plan.Round.choose(seed, wishes)
             if chosen.seconds:
                 one = replace(one, seconds=chosen.seconds, every=chosen.every, faults=[])
-                one.kinds.extend(kind for kind in chosen.faults if one.may_have(kind, wishes))
+                kinds = [kind for kind in chosen.faults if kind != "isolate"]
+                one.kinds.extend(kind for kind in kinds if one.may_have(kind, wishes))
             if any(fault.rank >= one.world for fault in one.faults):
                 parser.error(f"a fault is for a rank that a world of {one.world} has not")
             outcome = job.Job(one, made if len(set(one.hosts)) > 1 else None).run()
             outcomes.append(outcome)
             _print(outcome, chosen.json)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     finally:
         if made:
             made.end()
@@ -116,7 +125,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=1, help="how many rounds (1)")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the first one (1)")
-    parser.add_argument("--door", default="numpy", type=_among(plan.DOORS), help="numpy,torch")
+    parser.add_argument(
+        "--door", default="numpy", type=_among(plan.DOORS), help=",".join(plan.DOORS)
+    )
     parser.add_argument(
         "--transport", default="auto,shm,tcp", type=_among(plan.TRANSPORTS), help="auto,shm,tcp"
     )

@@ -64,7 +64,8 @@ class Hosts:
             self._make(host)
 
     def _make(self, host: int) -> None:
-        keeper = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+        # Ctrl-C is for this process, which ends them.
+        keeper = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], start_new_session=True)
         self._keepers.append(keeper)
         here = Path("/proc/self/ns/net").readlink()
         while Path(self.network(host)).readlink() == here or _is_starting(keeper.pid):

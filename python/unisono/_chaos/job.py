@@ -89,6 +89,8 @@ class Job:
         self.ranks: dict[int, _Rank] = {}
         #: When each rank was killed, for the first time.
         self.killed: dict[int, float] = {}
+        #: When a host was isolated.
+        self.isolated: float | None = None
         self.pending = list(chosen.faults)
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.turns = itertools.count()
@@ -179,7 +181,7 @@ class Job:
             self.begun[number] = 0
             if self.round.replaces:
                 self._start(number)
-        elif "done" not in said and "wrong" not in said:
+        elif not {"done", "wrong", "left behind"} & set(said):
             self._trouble(f"rank {number} ended with status {status}; its output says why")
 
     def _alive(self) -> list[int]:
@@ -228,6 +230,8 @@ class Job:
             sockets.drop(pid, self.chance)
         elif self.hosts:
             hosts, host = self.hosts, self.round.hosts[number]
+            if fault.kind == "isolate":
+                self.isolated = time.monotonic()
             hosts.cut(host)
             self._later(fault.seconds, lambda: hosts.heal(host))
 
@@ -290,6 +294,8 @@ class Job:
                     failed = 0.0
                 elif kind == "killed":
                     failed = 0.0
+                elif kind == "left behind" and number not in self.round.left_behind():
+                    self._trouble(f"rank {number} is left behind: {event['text']}")
                 elif kind == "done":
                     self._judge_end(number, event)
                     groups.add(tuple(event["numbers"]))
@@ -299,6 +305,9 @@ class Job:
     def _judge_failure(self, number: int, event: dict[str, Any]) -> None:
         culprit = event["culprit"]
         when = self.killed.get(culprit)
+        apart = self.round.isolated()
+        if culprit is not None and (culprit in apart) != (number in apart):
+            when = self.isolated
         if when is None or when > event["at"]:
             named = "no rank" if culprit is None else f"rank {culprit}, which lived"
             self._trouble(
@@ -309,6 +318,8 @@ class Job:
     def _judge_end(self, number: int, event: dict[str, Any]) -> None:
         self.outcome.operations = max(self.outcome.operations, event["steps"])
         gone = set() if self.round.replaces else set(self.killed)
+        if self.isolated and len(event["numbers"]) < self.round.world:
+            gone |= self.round.left_behind()
         wanted = [one for one in range(self.round.world) if one not in gone]
         if event["numbers"] != wanted:
             self._trouble(f"rank {number} ended with ranks {event['numbers']}, not {wanted}")

@@ -16,14 +16,25 @@ KINDS = {
     "reset": "some TCP connections of a rank are reset",
     "drop": "some TCP connections of a rank lose all that comes from then on",
     "cut": "a rank's host has no network for some time",
+    "isolate": "a rank's host has no network for so long that it is given up",
 }
 #: Those that need connections over TCP, hosts, and a network in which we may break things.
 OVER_TCP = ("close", "reset", "drop")
-BETWEEN_HOSTS = ("cut",)
-ON_NETWORKS = ("reset", "cut")
+BETWEEN_HOSTS = ("cut", "isolate")
+ON_NETWORKS = ("reset", "cut", "isolate")
+#: Those that no round has beside an isolation: it is a majority that goes on, which is told by
+#: the ranks that live, and the end of a cut would be the end of the isolation.
+LOSING = ("kill", "cut")
+#: How long a silent host is waited for where one is isolated, in seconds.
+SILENCE = 2.0
 #: Those that last, in seconds at least and at most.
-LASTING = {"stop": (0.1, 3.0), "delay": (0.01, 0.5), "cut": (0.2, 3.0)}
-DOORS = ("numpy", "torch")
+LASTING = {
+    "stop": (0.1, 3.0),
+    "delay": (0.01, 0.5),
+    "cut": (0.2, 3.0),
+    "isolate": (7 * SILENCE, 9 * SILENCE),
+}
+DOORS = ("numpy", "torch", "c")
 TRANSPORTS = ("auto", "shm", "tcp")
 _WRITTEN = re.compile(r"(\w+)@(\d+):(\d+)(?:/([\d.]+))?")
 
@@ -114,12 +125,15 @@ class Round:
         # Shared memory alone does not lead to another host.
         transports = [kind for kind in wishes.transports if kind != "shm" or count == 1] or ["auto"]
         transport, door = chance.choice(transports), chance.choice(wishes.doors)
-        replaces = door == "numpy" and chance.random() < 0.5
+        replaces = door != "torch" and chance.random() < 0.5
         # Of its own, so that seeds mean what they did.
         masks = random.Random(f"unisono chaos {seed}, numbers").random() < 0.5
         made = cls(seed, door, transport, hosts, wishes.operations, replaces, masks)
         given = [replace(fault, late=_late(chance, fault.operation)) for fault in wishes.faults]
         made.faults.extend(sorted(given) or made._draw(chance, wishes))
+        if made.isolated():
+            # Processes that live are not replaced, and shrink_group leaves out whom it is told to.
+            return replace(made, replaces=False, masks=made.masks or door == "torch")
         return made
 
     @property
@@ -131,6 +145,17 @@ class Round:
     def has_tcp(self) -> bool:
         """Whether some ranks speak over TCP."""
         return self.transport == "tcp" or len(set(self.hosts)) > 1
+
+    def isolated(self) -> set[int]:
+        """Return the ranks whose host is isolated in it."""
+        of = {self.hosts[fault.rank] for fault in self.faults if fault.kind == "isolate"}
+        return {rank for rank, host in enumerate(self.hosts) if host in of}
+
+    def left_behind(self) -> set[int]:
+        """Return the ranks that cannot reach a majority then, or half of all with rank 0."""
+        apart = self.isolated()
+        majority = 2 * len(apart) > self.world or (2 * len(apart) == self.world and 0 in apart)
+        return set(range(self.world)) - apart if majority else apart
 
     def lasts(self) -> float:
         """Return how long its faults hold up the ranks, in seconds."""
@@ -150,6 +175,11 @@ class Round:
         alive = list(range(self.world))
         for _ in range(chance.randint(1, 4)):
             kind, rank = chance.choice(kinds), chance.choice(alive)
+            before = {fault.kind for fault in faults}
+            if (kind == "isolate" and before & {*LOSING, kind}) or (
+                kind in LOSING and "isolate" in before
+            ):
+                continue
             if kind == "kill":
                 if len(alive) == 1:
                     continue
@@ -157,7 +187,7 @@ class Round:
             low, high = LASTING.get(kind, (0.0, 0.0))
             seconds = round(chance.uniform(low, high), 2)
             # A job in which a rank is killed before it has joined does not begin.
-            if kind not in ("kill", "delay") and chance.random() < 0.15:
+            if kind not in ("kill", "delay", "isolate") and chance.random() < 0.15:
                 operation = 0
             else:
                 operation = chance.randrange(1, self.operations)
@@ -175,7 +205,8 @@ class Round:
     def __str__(self) -> str:
         hosts = len(set(self.hosts))
         place = "one host" if hosts == 1 else f"{hosts} hosts"
-        after = ", the others keep their numbers" if self.masks and self._kills() else ""
+        loses = self._kills() or self.isolated()
+        after = ", the others keep their numbers" if self.masks and loses else ""
         if self.replaces and self._kills():
             after = ", killed ranks are replaced"
         faults = " ".join(map(str, self.faults)) or "no faults"

@@ -22,8 +22,9 @@ from typing import Any, Protocol
 import numpy as np
 
 import unisono
+from unisono._chaos.c_library import CallError, Communicator
 from unisono._chaos.hosts import enter
-from unisono._chaos.plan import Round
+from unisono._chaos.plan import SILENCE, Round
 
 #: Elements of a message: in a slot, in a ring, lent, in pieces.
 COUNTS = (1, 17, 1000, 20_000, 300_000)
@@ -34,10 +35,15 @@ MEETING = 30.0
 KEPT = 8
 CLOSING = 5.0
 _GONE = re.compile(r"rank (\d+)(?: \([^)]*\))? is gone")
+_LEFT_BEHIND = re.compile("are not the majority|on without this rank")
 
 
 class WrongError(Exception):
     """A result that is not what it must be."""
+
+
+class LeftBehindError(Exception):
+    """The others go on without this rank, or may."""
 
 
 class Door(Protocol):
@@ -90,18 +96,22 @@ def run(post: Post) -> None:
     before = _descriptors()
     door = _open(post)
     post.say("joined", numbers=door.numbers)
+    steps = None
     try:
         steps = _work(post, door)
     except WrongError as error:
         post.say("wrong", text=str(error))
         return
+    except LeftBehindError as error:
+        post.say("left behind", text=str(error))
     door.close()
     # Connections end in good order, which takes a moment.
     until = time.monotonic() + CLOSING
     while _descriptors() > before + KEPT and time.monotonic() < until:
         time.sleep(0.01)
     left = max(0, _descriptors() - before - KEPT)
-    post.say("done", steps=steps, numbers=door.numbers, left=left)
+    if steps is not None:
+        post.say("done", steps=steps, numbers=door.numbers, left=left)
 
 
 def _descriptors() -> int:
@@ -112,13 +122,16 @@ def _open(post: Post) -> Door:
     os.environ["UNISONO_TRANSPORT"] = post.round.transport
     os.environ.setdefault("UNISONO_TIMEOUT", f"{TIMEOUT:g}")
     os.environ.setdefault("UNISONO_JOIN_TIMEOUT", f"{MEETING:g}")
+    if post.round.isolated():
+        os.environ["UNISONO_PEER_TIMEOUT"] = f"{SILENCE:g}"
     if not post.network:
         os.environ["UNISONO_HOST"] = f"host {post.round.hosts[post.number]}"
-    make: Callable[[Post], Door] = Torch if post.round.door == "torch" else NumPy
+    doors: dict[str, Callable[[Post], Door]] = {"numpy": NumPy, "torch": Torch, "c": C}
+    make = doors[post.round.door]
     while True:
         try:
             return make(post)
-        except (unisono.Error, RuntimeError) as error:  # noqa: PERF203 -- it waits for others
+        except (unisono.Error, CallError, RuntimeError) as error:  # noqa: PERF203 -- it waits for others
             # A process that comes may meet ranks that have other things to do.
             if not post.round.replaces:
                 raise
@@ -213,6 +226,12 @@ class Numbered:
         #: The group's numbers are those at the start, and it has blocks for ranks that are gone.
         self.is_masked = False
 
+    def not_recovered(self, error: Exception) -> None:
+        """Tell of an attempt to go on that has failed; raises if the others go on alone."""
+        if self.post.round.isolated() and _LEFT_BEHIND.search(str(error)):
+            raise LeftBehindError(str(error)) from error
+        self.post.say("not recovered", text=str(error))
+
     def rank(self, at: int) -> int:
         """Return the number in the group of the rank at this place among those that are left."""
         return self.numbers[at] if self.is_masked else at
@@ -243,8 +262,11 @@ class NumPy(Numbered):
     def __init__(self, post: Post) -> None:
         super().__init__(post)
         self.failures: tuple[type[Exception], ...] = (unisono.Error,)
-        world = post.round.world
-        self.comm = unisono.init(post.url, rank=post.number, world_size=world)
+        self.comm: Any = self.join(post)
+
+    def join(self, post: Post) -> Any:
+        """Meet the others."""
+        return unisono.init(post.url, rank=post.number, world_size=post.round.world)
 
     def reduce(self, array: np.ndarray, largest: bool = False) -> Any:
         return self.comm.all_reduce(array, op="max" if largest else "sum")
@@ -280,7 +302,7 @@ class NumPy(Numbered):
                 self._go_on()
                 return
             except self.failures as again:  # noqa: PERF203 -- each attempt waits for others
-                self.post.say("not recovered", text=str(again))
+                self.not_recovered(again)
 
     def _go_on(self) -> None:
         if self.post.round.masks:
@@ -300,6 +322,18 @@ class NumPy(Numbered):
 
     def close(self) -> None:
         self.comm.close()
+
+
+class C(NumPy):
+    """A communicator of libunisono, which knows nothing of Python."""
+
+    def __init__(self, post: Post) -> None:
+        super().__init__(post)
+        self.failures = (CallError,)
+
+    def join(self, post: Post) -> Any:
+        """Meet the others."""
+        return Communicator.from_url(post.url, post.number, post.round.world)
 
 
 class Torch(Numbered):
@@ -383,7 +417,7 @@ class Torch(Numbered):
                 self.numbers, self.is_masked = unisono.torch.mask(), True
                 return
             except self.failures as again:  # noqa: PERF203 -- each attempt waits for others
-                self.post.say("not recovered", text=str(again))
+                self.not_recovered(again)
 
     def close(self) -> None:
         self.dist.destroy_process_group()

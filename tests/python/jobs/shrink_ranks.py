@@ -130,6 +130,26 @@ def one_does_not_come(late: int, how: str) -> tuple[Any, list[int] | None]:
     return found, shrunk.former_ranks
 
 
+def come_too_late(late: int) -> tuple[str, float] | None:
+    """The others go on without a rank that lives, and close the group, before it calls shrink."""
+    comm = unisono.init()
+    if comm.rank == comm.size - 1:
+        die()
+    with pytest.raises(unisono.Error):
+        comm.barrier()
+    if comm.rank != late:
+        shrunk = comm.shrink(exclude=[late])
+        comm.close()
+        time.sleep(10)
+        assert shrunk.all_reduce(np.ones(1))[0] == shrunk.size
+        return None
+    time.sleep(2)
+    began = time.monotonic()
+    with pytest.raises(unisono.AbortedError) as caught:
+        comm.shrink(timeout=60)
+    return str(caught.value), time.monotonic() - began
+
+
 def leave_out(rank: int) -> list[int] | None:
     """Nothing has failed: the ranks but one go on by themselves, and all go on with the first."""
     comm = unisono.init()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from unisono import _chaos
+from unisono import _c, _chaos
 from unisono._chaos import hosts, job, plan
 
 TROUBLE = hosts.why_not()
@@ -57,6 +57,14 @@ def test_hosts_are_cut_off() -> None:
     assert outcome["faults"] == {"cut": 1, "reset": 1, "kill": 1}
 
 
+@pytest.mark.skipif(TROUBLE is not None, reason=f"{TROUBLE}")
+def test_a_host_is_given_up() -> None:
+    [outcome] = chaos("-n", "5", "--hosts", "3", "--operations", "20", "--fault", "isolate@2:8/16")
+    assert outcome["faults"] == {"isolate": 1}
+    # The three that are left.
+    assert len(outcome["recoveries"]) == 3
+
+
 def test_faults_go_on() -> None:
     [outcome] = chaos(
         *("-n", "3", "--transport", "tcp", "--faults", "close", "--seconds", "3", "--every", "0.2")
@@ -70,6 +78,28 @@ def test_torch() -> None:
     faults = ("--fault", "kill@1:8", "--fault", "delay@0:10/0.1")
     [outcome] = chaos("-n", "3", "--door", "torch", "--operations", "20", *faults)
     assert outcome["faults"] == {"kill": 1, "delay": 1}
+
+
+def test_c() -> None:
+    try:
+        _c.answer(["--libdir"])
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    faults = ("--fault", "kill@1:8", "--fault", "delay@0:10/0.1")
+    [outcome] = chaos("-n", "3", "--door", "c", "--operations", "20", *faults)
+    assert outcome["faults"] == {"kill": 1, "delay": 1}
+
+
+def test_a_majority_goes_on() -> None:
+    def left_behind(hosts: list[int], isolated: int) -> set[int]:
+        fault = plan.Fault(1, isolated, "isolate", 9.0)
+        return plan.Round(1, "numpy", "auto", hosts, 20, False, faults=[fault]).left_behind()
+
+    assert left_behind([0, 0, 1, 1, 2], 2) == {2, 3}
+    assert left_behind([0, 0, 1, 1, 1], 0) == {0, 1}
+    assert left_behind([0, 0, 1, 1, 1], 4) == {0, 1}
+    assert left_behind([0, 0, 1, 1], 3) == {2, 3}
+    assert left_behind([0, 0, 1, 1], 0) == {2, 3}
 
 
 def test_a_seed_gives_a_round() -> None:

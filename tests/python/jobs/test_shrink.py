@@ -91,6 +91,15 @@ def test_a_rank_that_lives_and_does_not_come_is_named(how):
     assert late[1] == (left if how == "comes later" else None)
 
 
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_rank_that_comes_when_the_others_have_gone_on_hears_of_it(late, transport):
+    env = {**LIMITS, "UNISONO_TRANSPORT": transport}
+    message, seconds = run(4, "come_too_late", late, gone=[3], env=env)[late]
+    assert "it has closed the communicator, and may have gone on without this rank" in message
+    assert seconds < 8
+
+
 def test_ranks_are_left_out_of_a_group_that_lives():
     assert run(3, "leave_out", 1) == [[0, 2], None, [0, 2]]
 

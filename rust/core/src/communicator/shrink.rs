@@ -18,7 +18,7 @@ use crate::engine::{Group, PointToPoint, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::interrupts;
 use crate::locks::{Condvar, Mutex};
-use crate::transport::endpoint::{Presence, Turn};
+use crate::transport::endpoint::{ConnectRequest, Lane, Presence, Seat};
 use crate::types::{DataType, Rank};
 
 /// The label of the groups of two.
@@ -29,6 +29,10 @@ const LEFT: &[u8] = b"shrunk";
 const KEPT: &[u8] = b"masked";
 /// How long a rank that leaves waits until the others have heard what was decided.
 const HEARD_WITHIN: Duration = Duration::from_secs(5);
+/// How long a rank is waited for before it is asked whether it has left, and until the next is asked.
+const ASKED_AFTER: Duration = Duration::from_secs(3);
+/// How long its answer may take.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 /// The tag of all messages.
 const TAG: u64 = 0;
 
@@ -70,6 +74,8 @@ struct State {
     has_left: bool,
     /// A call has made the communicator of those that are left.
     has_gone_on: bool,
+    /// The ranks that there was no way to have been looked for.
+    looks: bool,
 }
 
 /// The way to one rank.
@@ -110,6 +116,7 @@ impl Shrinking {
                 failures: BTreeMap::new(),
                 has_left: false,
                 has_gone_on: false,
+                looks: false,
             }),
             changed: Condvar::new(),
         });
@@ -239,27 +246,39 @@ impl Shrinking {
         if is_over {
             return self.handle(peer, Event::Lost(Loss::Absent));
         }
-        let address = self.group.membership.members[peer].address.clone();
-        let (Some(endpoint), Some(address)) = (self.group.membership.endpoint(), address) else {
-            // Inside a process ranks live as long as it does, and no link breaks.
-            return self.handle(peer, Event::Lost(Loss::Absent));
-        };
         // It takes a while, and not the thread that tells of completions.
-        let (this, seat) = (Arc::clone(self), endpoint.clone());
-        let judge = move |_: &Turn| {
-            let presence = seat.presence(&address);
-            this.judged(peer, presence);
+        let this = Arc::clone(self);
+        let judge = move |_: &Arc<Group>, seat: &Seat, request: &ConnectRequest<'_>| {
+            let presence = seat.presence(request.target);
+            let has_left = presence == Presence::There && seat.has_left(request);
+            this.judged(peer, presence, has_left);
         };
-        if endpoint.begin_to_connect(true, judge).is_err() {
-            self.judged(peer, Presence::There);
+        let place = (Lane::PointToPoint, peer);
+        if self
+            .group
+            .with_request_in_background(place, true, judge)
+            .is_err()
+        {
+            // Inside a process ranks live as long as it does, and no link breaks.
+            self.handle(peer, Event::Lost(Loss::Absent));
         }
     }
 
-    /// It is known whether the process of a rank is there, with which a group has failed.
-    fn judged(self: &Arc<Self>, peer: Rank, presence: Presence) {
+    /// It is known whether the process of a rank is there, with which a group has failed, and whether it has left the group
+    /// that it shrinks.
+    fn judged(self: &Arc<Self>, peer: Rank, presence: Presence, has_left: bool) {
         let loss = match presence {
             Presence::Gone => Loss::Ended,
-            Presence::Unknown => Loss::Cut,
+            Presence::Unknown => {
+                self.look_for_the_rest();
+                Loss::Cut
+            }
+            Presence::There if has_left => {
+                let what = "it has closed the communicator, and may have gone on without this rank";
+                let error = Error::new(Code::Aborted, what);
+                self.state.lock().failures.insert(peer, error);
+                Loss::Absent
+            }
             Presence::There => {
                 let mut state = self.state.lock();
                 if !state.has_left && !state.agreement.is_over() {
@@ -269,6 +288,35 @@ impl Shrinking {
             }
         };
         self.handle(peer, Event::Lost(loss));
+    }
+
+    /// A rank cannot be reached. Those that this one has no way to yet may be cut off with it: they are looked for at once,
+    /// and not each when it is its turn to lead.
+    fn look_for_the_rest(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        let unheard: Vec<Rank> = match std::mem::replace(&mut state.looks, true) {
+            true => Vec::new(),
+            false => state.agreement.unheard().collect(),
+        };
+        drop(state);
+        let limit = self.group.mending_limit();
+        for peer in unheard {
+            let this = Arc::clone(self);
+            let look = move |_: &Arc<Group>, seat: &Seat, request: &ConnectRequest<'_>| {
+                let until = Instant::now() + limit;
+                let loss = loop {
+                    match seat.presence(request.target) {
+                        Presence::There => return,
+                        Presence::Gone => break Loss::Ended,
+                        Presence::Unknown if Instant::now() >= until => break Loss::Cut,
+                        Presence::Unknown => {}
+                    }
+                };
+                this.handle(peer, Event::Lost(loss));
+            };
+            let place = (Lane::PointToPoint, peer);
+            let _ = self.group.with_request_in_background(place, true, look);
+        }
     }
 
     fn handle(self: &Arc<Self>, peer: Rank, event: Event) {
@@ -295,9 +343,14 @@ impl Shrinking {
     }
 
     /// Waits for the outcome.
-    fn wait(&self, patience: Duration) -> Result<Outcome> {
+    fn wait(self: &Arc<Self>, patience: Duration) -> Result<Outcome> {
         let until = Instant::now().checked_add(patience);
+        let (mut asks_at, mut asked) = (Instant::now() + ASKED_AFTER, 0);
         loop {
+            if Instant::now() >= asks_at {
+                self.ask_one(asked);
+                (asks_at, asked) = (Instant::now() + ASKED_AFTER, asked + 1);
+            }
             interrupts::check().map_err(|reason| {
                 Error::new(Code::Aborted, format!("interrupted in shrink: {reason}"))
             })?;
@@ -315,6 +368,41 @@ impl Shrinking {
             }
             let pause = left.map_or(interrupts::SLICE, |left| left.min(interrupts::SLICE));
             self.changed.wait_for(&mut state, pause);
+        }
+    }
+
+    /// Asks one of the ranks that it waits for, and has no link to, whether it has left the group: then it will not come.
+    fn ask_one(self: &Arc<Self>, turn: usize) {
+        let state = self.state.lock();
+        let is_away = |peer: &Rank| {
+            let group = state.pairs.get(peer).and_then(|pair| pair.group.as_ref());
+            group.is_some_and(|group| {
+                let mut core = group.core.lock();
+                core.links
+                    .open(Lane::PointToPoint, self.number(*peer))
+                    .is_none()
+            })
+        };
+        let away: Vec<Rank> = state
+            .agreement
+            .awaited()
+            .into_iter()
+            .filter(is_away)
+            .collect();
+        drop(state);
+        if away.is_empty() {
+            return;
+        }
+        let peer = away[turn % away.len()];
+        let place = (Lane::PointToPoint, peer);
+        let has_left = self.group.with_request(place, None, |seat, request| {
+            seat.has_left(&ConnectRequest {
+                deadline: Instant::now() + ANSWERS_WITHIN,
+                ..*request
+            })
+        });
+        if matches!(has_left, Ok(true)) {
+            self.judged(peer, Presence::There, true);
         }
     }
 

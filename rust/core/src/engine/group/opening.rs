@@ -149,31 +149,50 @@ impl Group {
         goes_first: bool,
         act: impl FnOnce(&Arc<Self>, &Seat, &ConnectRequest<'_>) + Send + 'static,
     ) -> Result<(), Error> {
-        let (Some(endpoint), Some(target), Some(this)) = (
-            self.membership.endpoint(),
-            self.membership.members[peer].address.clone(),
-            self.this.upgrade(),
-        ) else {
-            return Err(Error::internal(format!("no way to reach rank {peer}")));
+        let (this, address) = (self.this.upgrade(), &self.membership.members[peer].address);
+        let (Some(endpoint), Some(this), Some(_)) = (self.membership.endpoint(), this, address)
+        else {
+            return Err(self.no_way_to(peer));
         };
-        let seat = endpoint.clone();
         endpoint.begin_to_connect(goes_first, move |turn: &Turn| {
-            let members = &this.membership.members;
-            let request = ConnectRequest {
-                key: &this.membership.key,
-                from: this.rank,
-                to: peer,
-                known_as: (members.known_as(this.rank), members.known_as(peer)),
-                lane,
-                target: &target,
-                deadline: Instant::now() + this.config.join_timeout.duration(),
-                silence: this.config.peer_timeout.seconds(),
-                transport: this.config.transport,
-                cancelled: &this.closed,
-                turn: Some(turn),
-            };
-            act(&this, &seat, &request);
+            // There was a way when it began: in a group that has been left since there is nothing to do.
+            let _ = this.with_request((lane, peer), Some(turn), |seat, request| {
+                act(&this, seat, request);
+            });
         })
+    }
+
+    /// Runs `act` with a request for a link to `peer`.
+    pub(crate) fn with_request<T>(
+        &self,
+        (lane, peer): (Lane, Rank),
+        turn: Option<&Turn>,
+        act: impl FnOnce(&Seat, &ConnectRequest<'_>) -> T,
+    ) -> Result<T, Error> {
+        let members = &self.membership.members;
+        let (Some(endpoint), Some(target)) = (self.membership.endpoint(), &members[peer].address)
+        else {
+            return Err(self.no_way_to(peer));
+        };
+        let request = ConnectRequest {
+            key: &self.membership.key,
+            from: self.rank,
+            to: peer,
+            known_as: (members.known_as(self.rank), members.known_as(peer)),
+            lane,
+            target,
+            deadline: Instant::now() + self.config.join_timeout.duration(),
+            silence: self.config.peer_timeout.seconds(),
+            transport: self.config.transport,
+            cancelled: &self.closed,
+            turn,
+        };
+        Ok(act(&endpoint.clone(), &request))
+    }
+
+    #[cold]
+    fn no_way_to(&self, peer: Rank) -> Error {
+        Error::internal(format!("no way to reach rank {peer}"))
     }
 
     /// Takes in what the threads that make connections have posted. Returns whether there was anything.

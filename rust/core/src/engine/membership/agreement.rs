@@ -287,6 +287,11 @@ impl Agreement {
         }
     }
 
+    /// The ranks that may take part and that there is no link to.
+    pub(crate) fn unheard(&self) -> impl Iterator<Item = Rank> {
+        self.candidates().filter(|rank| !self.opened.contains(rank))
+    }
+
     /// The ranks that may take part, as far as this one knows, without itself.
     fn candidates(&self) -> impl Iterator<Item = Rank> {
         let binding = match &self.role {

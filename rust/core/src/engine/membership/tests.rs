@@ -162,6 +162,11 @@ impl World {
                 continue;
             }
             for peer in 0..world {
+                // A driver looks for those that there is no way to yet.
+                let is_told = self.told.contains(&(own, peer));
+                if self.is_cut(own, peer) && !self.opened.contains(&(own, peer)) && !is_told {
+                    possible.push(Next::Lose(own, peer, Loss::Cut));
+                }
                 if !self.has_open(own, peer) {
                     continue;
                 }

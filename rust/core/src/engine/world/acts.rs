@@ -250,7 +250,9 @@ impl World {
         let core = self.players[seat].group.core.lock();
         let reached = core.shared.reached().map(str::to_owned);
         self.reached.extend(reached);
+        let ended = core.ended();
         drop(core);
+        self.check_ended(seat, ended);
         let player = &mut self.players[seat];
         player.sleep = Sleep::Awake;
         player.stage = match player.group.leave() {
@@ -258,6 +260,22 @@ impl World {
             None => Stage::Gone,
         };
         self.note_ends(seat);
+    }
+
+    /// The collectives up to this number have ended on the rank, as it will tell those that are left.
+    fn check_ended(&mut self, seat: Seat, ended: u64) {
+        let player = &self.players[seat];
+        let collectives = player.running.iter();
+        let collectives =
+            collectives.filter(|it| matches!(it.what, What::Collective(_) | What::Part));
+        let has_ended = collectives
+            .take_while(|it| matches!(it.work.result(), Some(Ok(()))))
+            .count();
+        if ended != has_ended as u64 {
+            let name = player.name();
+            let what = format!("{name} says that {ended} collectives have ended, of {has_ended}");
+            self.faults.push(what);
+        }
     }
 
     /// Waits until what a rank that leaves has sent has arrived.

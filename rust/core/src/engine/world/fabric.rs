@@ -58,6 +58,8 @@ struct End {
     has_lied: bool,
     /// Nothing that this side sends arrives any more, without a sign.
     is_dark: bool,
+    /// Until then nothing that this side sends arrives; it is kept, and sent once more.
+    broken_until: Instant,
     is_gone: bool,
 }
 
@@ -122,6 +124,7 @@ impl Fabric {
             lie: None,
             has_lied: false,
             is_dark: false,
+            broken_until: now,
             is_gone: false,
         });
         let mut state = self.state.lock();
@@ -139,6 +142,18 @@ impl Fabric {
         for wire in &mut self.state.lock().wires {
             if wire.ends.iter().any(|end| end.seat == seat) {
                 wire.ends.iter_mut().for_each(|end| end.is_dark = true);
+            }
+        }
+    }
+
+    /// The connections of this rank to other hosts break, and are mended then: all that was on its way arrives after that.
+    pub(super) fn interrupt(&self, seat: Seat, until: Instant) {
+        let now = self.clock.now();
+        for wire in &mut self.state.lock().wires {
+            if wire.ends.iter().any(|end| end.seat == seat) {
+                wire.ends
+                    .iter_mut()
+                    .for_each(|end| end.interrupt(now, until));
             }
         }
     }
@@ -261,16 +276,25 @@ impl End {
             ..
         } = self.conditions;
         let takes = Duration::from_nanos(nanoseconds * bytes.len() as u64);
-        self.free_at = self.free_at.max(now) + takes;
+        self.free_at = self.free_at.max(now).max(self.broken_until) + takes;
         self.stream
             .push_back((self.free_at + latency, bytes.iter().copied().collect()));
+    }
+
+    fn interrupt(&mut self, now: Instant, until: Instant) {
+        self.broken_until = until;
+        let bytes = self.stream.iter_mut().map(|(arrives, _)| arrives);
+        let words = self.said.iter_mut().map(|(arrives, _)| arrives);
+        for arrives in bytes.chain(words).filter(|arrives| **arrives > now) {
+            *arrives = until.max(*arrives);
+        }
     }
 
     fn say(&mut self, said: Said, now: Instant) {
         if self.is_dark || self.is_gone {
             return;
         }
-        let mut arrives = now + self.conditions.latency;
+        let mut arrives = now.max(self.broken_until) + self.conditions.latency;
         // An end is seen after the bytes that were sent before, and control frames come in their order.
         if matches!(said, Said::Farewell | Said::End) {
             arrives = self

@@ -138,6 +138,7 @@ impl World {
         match fault {
             Fault::Dark { .. } | Fault::Lie { .. } | Fault::Skip { .. } => seen + timeout + SOON,
             Fault::Pause { lasts, .. } => seen + timeout + SOON + lasts,
+            Fault::Outage { lasts, .. } => seen + SOON + lasts,
             _ => seen + SOON,
         }
     }
@@ -147,6 +148,7 @@ impl World {
 fn judge_error(fault: Fault, rank: Rank, error: &Error) -> Result<(), &'static str> {
     let allowed: &[Code] = match fault {
         Fault::None | Fault::Nonsense { .. } => return Err("nothing went wrong"),
+        Fault::Outage { .. } => return Err("all connections were mended"),
         Fault::Death { .. } => &[Code::PeerLost],
         Fault::Dark { .. } | Fault::Pause { .. } => &[Code::Timeout],
         Fault::Abort { .. } => &[Code::Aborted],

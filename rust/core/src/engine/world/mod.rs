@@ -15,7 +15,9 @@
 //! - An operation that succeeds has the right bytes in its output.
 //! - Where nothing goes wrong, every operation succeeds. Where something does, an error has the code of that and names the rank
 //!   at fault.
-//! - Every operation ends: soon after a death, an abort, a mistake or a farewell, else with its timeout.
+//! - Every operation ends: soon after a death, an abort, a mistake or a farewell, else with its timeout. Connections that break
+//!   and are mended end none of them.
+//! - Every collective up to the number by which the ranks that are left of a group agree has ended there, and has not failed.
 //! - No byte of a buffer changes after its operation has ended, and none behind it ever.
 //! - No rank stays awake without moving.
 //! - Every descriptor and every block of the heap has been given back in the end.
@@ -247,6 +249,9 @@ impl World {
             match fault {
                 Fault::Death { loses, .. } => self.kill(seat, loses),
                 Fault::Dark { .. } => self.fabric.darken(seat),
+                Fault::Outage { at, lasts, .. } => {
+                    self.fabric.interrupt(seat, self.start + at + lasts);
+                }
                 Fault::Pause { at, lasts, .. } => {
                     let player = &mut self.players[seat];
                     player.paused_until = player.paused_until.or(Some(self.start + at + lasts));

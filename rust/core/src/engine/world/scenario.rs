@@ -41,6 +41,12 @@ pub(super) enum Fault {
         rank: Rank,
         at: Duration,
     },
+    /// The connections between its host and others break, and are mended after a while.
+    Outage {
+        rank: Rank,
+        at: Duration,
+        lasts: Duration,
+    },
     /// It does not run for a while.
     Pause {
         rank: Rank,
@@ -202,6 +208,10 @@ impl Fault {
                 how: random.next(),
             },
             10 => Self::Nonsense { rank, step },
+            11 | 12 => {
+                let lasts = Duration::from_millis(random.length(5_000) as u64);
+                Self::Outage { rank, at, lasts }
+            }
             _ => Self::None,
         }
     }
@@ -210,6 +220,7 @@ impl Fault {
     fn of(mut self, other: Rank) -> Self {
         if let Self::Death { rank, .. }
         | Self::Dark { rank, .. }
+        | Self::Outage { rank, .. }
         | Self::Pause { rank, .. }
         | Self::Lie { rank, .. } = &mut self
         {
@@ -237,6 +248,7 @@ impl Fault {
             Self::Death { loses: false, .. } => "a death",
             Self::Death { loses: true, .. } => "a death that loses bytes",
             Self::Dark { .. } => "a dark host",
+            Self::Outage { .. } => "an outage",
             Self::Pause { .. } => "a pause",
             Self::Abort { .. } => "an abort",
             Self::Mistake { .. } => "a mistake",
@@ -264,6 +276,7 @@ impl Fault {
         match *self {
             Self::Death { rank, at, .. }
             | Self::Dark { rank, at }
+            | Self::Outage { rank, at, .. }
             | Self::Pause { rank, at, .. }
             | Self::Lie { rank, at, .. } => Some((rank, at)),
             _ => None,

@@ -23,7 +23,7 @@ const SEEDS: u64 = 10_000;
 const REPEATED: u64 = 50;
 
 /// Marks that an ordinary run reaches beside every algorithm of messages, so that faults there can be found.
-const REACHED: [&str; 18] = [
+const REACHED: [&str; 19] = [
     "success",
     "Timeout",
     "PeerLost",
@@ -36,6 +36,7 @@ const REACHED: [&str; 18] = [
     "a death",
     "a death that loses bytes",
     "a dark host",
+    "an outage",
     "a pause",
     "a mistake",
     "a step left out",

@@ -9,7 +9,9 @@ use super::attempt::{Attempt, ConnectRequest, Reached, Setback};
 use super::conversation::Conversation;
 use super::membership::{Membership, Way};
 use super::shared::Shared;
-use super::transports::{Again, TRANSPORTS, Transport, open_again, open_one, open_stripe};
+use super::transports::{
+    Again, TRANSPORTS, Transport, introduce, open_again, open_one, open_stripe,
+};
 use super::wire::Patience;
 use crate::config::TransportChoice;
 use crate::error::{Code, Error, Result};
@@ -128,6 +130,18 @@ pub(super) fn converse(shared: &Shared, request: &ConnectRequest<'_>) -> Result<
         }
     }
     Err(last.unwrap_or_else(|| attempt.error(Code::System, "no TCP address".to_owned())))
+}
+
+/// Whether the peer of `request` says that it has left the group. One that has not is told nothing: a group takes no notice of
+/// a conversation.
+pub(super) fn has_left(shared: &Shared, request: &ConnectRequest<'_>) -> bool {
+    let mut attempt = begin(shared, request, [0; 16]);
+    attempt.grace = Duration::ZERO;
+    let addresses = request.target.towards(&shared.address);
+    addresses.into_iter().any(|address| {
+        let answered = introduce(&attempt, address, Purpose::Conversation);
+        matches!(answered, Ok((_, _, Answer::Left)))
+    })
 }
 
 /// An attempt to open a connection of the link with that id.

@@ -334,6 +334,11 @@ impl Endpoint {
         connect::converse(&self.shared, request)
     }
 
+    /// Whether the peer of `request` has left the group, and its process runs.
+    pub fn has_left(&self, request: &ConnectRequest<'_>) -> bool {
+        connect::has_left(&self.shared, request)
+    }
+
     /// This process's place in the group of the request.
     fn membership(&self, request: &ConnectRequest<'_>) -> Result<Arc<Membership>> {
         let own = (request.key.id(), request.from);

@@ -17,7 +17,7 @@ mod tcp;
 pub use self::again::Again;
 pub(super) use self::again::open as open_again;
 pub(super) use self::stripes::open as open_stripe;
-pub(super) use self::tcp::open_one;
+pub(super) use self::tcp::{introduce, open_one};
 
 use super::address::Address;
 use super::attempt::{Attempt, Reached, Setback};

@@ -154,18 +154,26 @@ pub(in crate::transport::endpoint) fn open_one(
     address: SocketAddr,
     purpose: Purpose,
 ) -> Result<(TcpStream, Proven)> {
-    let latest = Instant::now() + ANOTHER_AFTER;
-    let deadline = attempt.patience.deadline.min(latest);
-    let place = address.to_string();
-    let dial = || dial(attempt, address, attempt.silence_to_connect(), deadline);
-    match attempt.introduce(&place, purpose, dial) {
+    match introduce(attempt, address, purpose) {
         Ok((stream, proven, Answer::Accept)) => Ok((stream, proven)),
         Ok((_, _, answer)) => Err(attempt.refusal(answer)),
         Err(Setback::Fatal(error)) => Err(error),
         Err(Setback::Refused(what) | Setback::Unusable(what)) => {
-            Err(attempt.error(Code::System, format!("{place}: {what}")))
+            Err(attempt.error(Code::System, format!("{address}: {what}")))
         }
     }
+}
+
+/// Connects to that address and says hello, for that purpose.
+pub(in crate::transport::endpoint) fn introduce(
+    attempt: &Attempt<'_>,
+    address: SocketAddr,
+    purpose: Purpose,
+) -> Result<(TcpStream, Proven, Answer), Setback> {
+    let latest = Instant::now() + ANOTHER_AFTER;
+    let deadline = attempt.patience.deadline.min(latest);
+    let dial = || dial(attempt, address, attempt.silence_to_connect(), deadline);
+    attempt.introduce(&address.to_string(), purpose, dial)
 }
 
 pub(super) fn dial(
