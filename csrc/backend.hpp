@@ -112,6 +112,8 @@ class Backend final : public c10d::Backend {
                                           const c10::intrusive_ptr<Options>& opts) override;
   // The group goes on as one of those that are left, which keep their ranks. Returns these.
   std::vector<int64_t> mask(const std::vector<int64_t>& ranks_to_exclude);
+  // For whom this rank has waited, as JSON.
+  std::string stats() const;
   // How many take part.
   int living() const { return living_ > 0 ? living_.load() : getSize(); }
   // A new group of those that are left, after a failure too (`dist.shrink_group`).

@@ -108,6 +108,10 @@ std::vector<int64_t> Backend::mask(const std::vector<int64_t>& ranks_to_exclude)
   return {left.living.begin(), left.living.end()};
 }
 
+std::string Backend::stats() const {
+  return std::string(handle_->group->stats());
+}
+
 c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ranks_to_exclude,
                                                   int shrink_flags,
                                                   const c10::intrusive_ptr<Options>& opts) {

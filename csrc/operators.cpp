@@ -83,6 +83,14 @@ std::vector<int64_t> mask_group(string_view name, at::IntArrayRef exclude) {
   return backend->mask(exclude.vec());
 }
 
+std::string group_stats(string_view name) {
+  const auto* backend = backend_of(group_named(name));
+  if (backend == nullptr) {
+    wrong_value("group", c10::str("the group \"", name, "\" is not served by unisono"));
+  }
+  return backend->stats();
+}
+
 void wait(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) work->wait();
 }
@@ -444,6 +452,7 @@ void define_operators(torch::Library& library) {
   library.def("broadcast(Tensor tensor, str group, int src) -> Tensor");
   library.def("broadcast_(Tensor(a!) tensor, str group, int src) -> ()");
   library.def("mask(str group, int[] exclude) -> int[]", mask_group);
+  library.def("stats(str group) -> str", group_stats);
 }
 
 TORCH_LIBRARY_IMPL(unisono, CPU, library) {

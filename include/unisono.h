@@ -604,6 +604,20 @@ unisono_status unisono_communicator_report(const unisono_communicator* comm, cha
                                            size_t capacity, size_t* length);
 
 /**
+ * Tells for whom the operations of this rank have waited, and how long, as JSON: the rank; how many
+ * collectives and messages it has called; and `waited`, with seconds and operations in all, by
+ * operation, and by rank, the most costly first. An operation waits if it does not end within some
+ * tens of microseconds. A rank that is late has waited little itself: compare the ranks.
+ *
+ * \param comm         the group
+ * \param[out] text    the JSON with a terminating 0, cut off at `capacity` bytes
+ * \param capacity     how many bytes `text` has room for
+ * \param[out] length  how many bytes the whole text has, without the terminating 0
+ */
+unisono_status unisono_communicator_stats(const unisono_communicator* comm, char* text,
+                                          size_t capacity, size_t* length);
+
+/**
  * Leaves the group in good order and gives the handle back. Waits for operations in streams; what
  * else is under way here fails with #UNISONO_ABORTED, also in other threads. The others can still
  * receive what this rank has sent. Ranks need not wait for each other first.

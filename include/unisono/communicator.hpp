@@ -163,15 +163,10 @@ class Communicator final : public Operations<Communicator> {
   }
 
   // The latest operations of this rank, a line for each.
-  std::string report() const {
-    std::size_t length = 0;
-    check(unisono_communicator_report(handle_, nullptr, 0, &length));
-    // Another thread may add to it in between: then what is there is cut off.
-    std::string text(length + 1, '\0');
-    check(unisono_communicator_report(handle_, text.data(), text.size(), &length));
-    text.resize(std::strlen(text.c_str()));
-    return text;
-  }
+  std::string report() const { return text_of(unisono_communicator_report); }
+
+  // For whom the operations of this rank have waited, as JSON.
+  std::string stats() const { return text_of(unisono_communicator_stats); }
 
   // The operations that return a Work instead of waiting.
   Async async() const { return Async(handle_); }
@@ -219,6 +214,17 @@ class Communicator final : public Operations<Communicator> {
   template <class Call>
   void run_call(const Call& call) const {
     check(call(nullptr));
+  }
+
+  template <class Tell>
+  std::string text_of(const Tell& tell) const {
+    std::size_t length = 0;
+    check(tell(handle_, nullptr, 0, &length));
+    // Another thread may add to it in between: then what is there is cut off.
+    std::string text(length + 1, '\0');
+    check(tell(handle_, text.data(), text.size(), &length));
+    text.resize(std::strlen(text.c_str()));
+    return text;
   }
 
   unisono_communicator* handle_ = nullptr;

@@ -26,6 +26,9 @@ from typing import Any
 PREFIX = "@unisono-status-"
 # Seconds for a process to begin its answer, and to go on.
 PATIENCE = 1.0
+# Ranks that are told of as late: by how many seconds, and how many of them.
+WORTH_TELLING = 1.0
+MOST_LATE = 3
 STATES = {"T": "stopped (SIGCONT lets it go on)", "t": "stopped by a debugger", "Z": "dead"}
 LABEL = re.compile(r"host (?P<host>.*), pid (?P<pid>\d+)")
 
@@ -201,6 +204,32 @@ def _doing(group: Group, rank: int, found: Iterable[Process]) -> str:
     return f"({label}) is in {state['operations'][0]['name']}"
 
 
+def late(group: Group) -> list[str]:
+    """Return the ranks that others have waited for much longer than they have waited, in words."""
+    waits: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+    for rank, state in group.ranks.items():
+        for waited in state["waited"]["by_rank"]:
+            waits.setdefault(waited["rank"], []).append((rank, waited))
+    found = []
+    for peer, entries in waits.items():
+        by, most = max(entries, key=lambda entry: entry[1]["seconds"])
+        own = group.ranks[peer]["waited"]["seconds"] if peer in group.ranks else 0.0
+        if most["seconds"] - own < WORTH_TELLING:
+            continue
+        line = (
+            f"{group.number(peer)} was late: {group.number(by)} has waited {most['seconds']:.1f} s "
+            f"for it, longest in {most['last']:,} of {_called(group, by):,} operations, "
+            f"{1000 * most['median_seconds']:.1f} ms in the median; it has waited {own:.1f} s"
+        )
+        found.append((own - most["seconds"], line))
+    return [line for _, line in sorted(found)[:MOST_LATE]]
+
+
+def _called(group: Group, rank: int) -> int:
+    state = group.ranks[rank]
+    return int(state["collectives"] + state["messages"])
+
+
 def _row(group: Group, rank: int) -> str:
     state, process = group.ranks[rank], group.processes[rank]
     if state["failure"]:
@@ -233,12 +262,14 @@ def text(found: list[Process], *, stacks: bool = False) -> str:
         title = f"group {group.name[:8]} of {world} ranks, {here} of them here"
         if not any(_is_in(state) or state["failure"] for state in group.ranks.values()):
             idle.append(f"{title}: no operation is under way here")
+            idle += [f"  {line}" for line in late(group)]
             continue
         lines.append(title)
         for rank, line in blamed(group, found).items():
             lines.append(f"  {line}")
             if stacks and rank in group.processes:
                 lines += [f"      {line}" for line in _stack(group.processes[rank].pid)]
+        lines += [f"  {line}" for line in late(group)]
         lines += [_row(group, rank) for rank in sorted(group.ranks)]
     return "\n".join([*lines, *idle])
 

@@ -8,6 +8,7 @@ the first group is made.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ __all__ = [
     "mem_pool",
     "register",
     "replace_gloo",
+    "stats",
 ]
 
 # Where the driver of NVIDIA's GPUs shows itself: on a host, in a subsystem for Linux, on a Jetson.
@@ -123,6 +125,36 @@ def mask(
     if chosen is None:
         raise ValueError("unisono.torch.mask: there is no default group; call init_process_group")
     return list(torch.ops.unisono.mask(chosen.group_name, list(exclude)))
+
+
+def stats(group: torch.distributed.ProcessGroup | None = None) -> dict[str, Any]:
+    """Return for whom the operations of this rank have waited in a group, and how long.
+
+    Any rank may call it at any time; nothing is sent. A rank that is late has waited little itself,
+    so compare the ranks: ``unisono status`` does.
+
+    Parameters
+    ----------
+    group
+        The default one if None.
+
+    Returns
+    -------
+    dict
+        As ``unisono.Communicator.stats``; ranks are those of the group.
+
+    Raises
+    ------
+    ValueError
+        The group is not served by unisono, or there is no default group.
+    """
+    import torch
+    import torch.distributed as dist
+
+    chosen = group if group is not None else dist.group.WORLD
+    if chosen is None:
+        raise ValueError("unisono.torch.stats: there is no default group; call init_process_group")
+    return json.loads(torch.ops.unisono.stats(chosen.group_name))
 
 
 def mem_pool(device: torch.device | int | None = None) -> torch.cuda.MemPool:

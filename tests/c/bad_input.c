@@ -217,6 +217,9 @@ static void aborted(void) {
   OK(unisono_communicator_report(part, short_one, sizeof short_one, &length));
   CHECK(strlen(short_one) == (length < 4 ? length : 4));
   FAILS(unisono_communicator_report(part, NULL, 5, &length), BAD, "text");
+  OK(unisono_communicator_stats(part, report, sizeof report, &length));
+  CHECK(length == strlen(report) && strstr(report, "\"waited\":{\"by_operation\""));
+  FAILS(unisono_communicator_stats(part, NULL, 5, &length), BAD, "text");
   OK(unisono_communicator_destroy(part));
   FAILS(unisono_barrier(part, NULL, NULL), BAD, "destroyed");
   FAILS(unisono_communicator_destroy(part), BAD, "destroyed");

@@ -432,22 +432,47 @@ pub unsafe extern "C" fn unisono_communicator_report(
     capacity: usize,
     length: *mut usize,
 ) -> Status {
+    let report = |joined: &Joined| joined.comm.recent_operations().join("\n");
+    // SAFETY: as the caller promises.
+    unsafe { write_text(comm, (text, capacity, length), report) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_stats(
+    comm: *const Communicator,
+    text: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> Status {
+    // SAFETY: as the caller promises.
+    unsafe { write_text(comm, (text, capacity, length), |joined| joined.comm.stats()) }
+}
+
+/// Writes what `what` tells of a communicator with a terminating 0, as far as there is room, and the length of the whole.
+///
+/// # Safety
+/// `text` has room for `capacity` bytes, and `length` is an output.
+unsafe fn write_text(
+    comm: *const Communicator,
+    (text, capacity, length): (*mut c_char, usize, *mut usize),
+    what: impl FnOnce(&Joined) -> String,
+) -> Status {
     on(comm, |joined| {
         if text.is_null() && capacity > 0 {
             return Err(Error::invalid("text is needed, but NULL was given"));
         }
         let place = output("length", length)?;
         joined.comm.check_process()?;
-        let report = joined.comm.recent_operations().join("\n");
+        let told = what(joined);
         if let Some(room) = capacity.checked_sub(1) {
-            let part = room.min(report.len());
+            let part = room.min(told.len());
             // SAFETY: the caller has room for `capacity` bytes; `part` bytes and the 0 are no more.
             unsafe {
-                text.copy_from_nonoverlapping(report.as_ptr().cast(), part);
+                text.copy_from_nonoverlapping(told.as_ptr().cast(), part);
                 text.add(part).write(0);
             }
         }
-        place.write(report.len());
+        place.write(told.len());
         Ok(())
     })
 }

@@ -355,6 +355,24 @@ impl Communicator {
         Some(exception(py, &error).into_value(py).into_any())
     }
 
+    /// Return for whom the operations of this rank have waited, and how long; any rank, at any time.
+    ///
+    /// An operation waits if it does not end within some tens of microseconds. A rank that is late
+    /// has waited little itself, so compare the ranks: `unisono status` does.
+    ///
+    /// Returns
+    /// -------
+    /// dict
+    ///     ``rank``; ``collectives`` and ``messages``, how many were called; and ``waited``, with
+    ///     ``seconds`` and ``operations`` in all, ``by_operation`` by name, and ``by_rank``, the
+    ///     most costly first: ``rank``, ``global`` (its number in the job), ``process``,
+    ///     ``seconds``, ``operations``, ``last`` (operations in which it was waited for longest),
+    ///     ``median_seconds`` and ``longest_seconds``.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let text = py.detach(|| self.core().stats());
+        py.import("json")?.call_method1("loads", (text,))
+    }
+
     /// The latest operations of this rank, one line per operation, oldest first: for reports.
     fn recent_operations(&self, py: Python<'_>) -> Vec<String> {
         py.detach(|| self.core().recent_operations())

@@ -258,6 +258,7 @@ pub(crate) mod ffi {
         fn ends_on_device_failure(self: &Group) -> bool;
         fn reads_devices_in_place(self: &Group) -> bool;
         fn memory(self: &Group) -> Vec<Usage>;
+        fn stats(self: &Group) -> String;
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);
 

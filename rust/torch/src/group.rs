@@ -349,6 +349,12 @@ impl Group {
         usage.into_iter().chain(heap::usage()).map(entry).collect()
     }
 
+    /// For whom this rank has waited, as JSON; of a group that is closed nothing.
+    pub(crate) fn stats(&self) -> String {
+        let stats = self.guard(|communicator| Ok(communicator.stats()));
+        stats.unwrap_or_else(|_| "{}".to_owned())
+    }
+
     pub(crate) fn abort(&self, reason: &str) {
         self.quietly(|communicator| communicator.abort(reason));
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,8 @@ from unisono import _status
 # Within this time the others have begun to wait, also on a busy machine.
 SOON = 20.0
 NOBODY = 65534
+# Of a rank that is late in each.
+CALLS = 60
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,9 @@ def ask(pids: list[int], until: Callable[[str], bool]) -> Told:
         found = [process for process in _status.processes() if process.pid in pids]
         text = _status.text(found)
         if until(text):
-            return Told(text.splitlines(), pids)
+            # Where one waits long for another to begin, that one was late.
+            lines = text.splitlines()
+            return Told([line for line in lines if " was late: " not in line], pids)
         assert time.monotonic() < deadline, text
         time.sleep(0.01)
 
@@ -49,6 +55,44 @@ def begin() -> tuple[unisono.Communicator, list[int]]:
     comm = unisono.init()
     pids = comm.all_gather(np.array([os.getpid()], np.int64))
     return comm, pids.reshape(-1).tolist()
+
+
+def _groups(process: _status.Process) -> set[str]:
+    return {group["id"] for group in process.answer["groups"]}
+
+
+def is_late(door: str) -> tuple[dict[str, Any], Told | None]:
+    """The last rank computes for 20 ms before each call."""
+    data = np.ones(1000, np.float32)
+    if door == "torch":
+        import torch
+        import torch.distributed as dist
+
+        from unisono.torch import stats
+
+        dist.init_process_group("unisono")
+        rank, world = dist.get_rank(), dist.get_world_size()
+        tensor = torch.from_numpy(data)
+        call = functools.partial(dist.all_reduce, tensor)
+    else:
+        comm = unisono.init()
+        rank, world = comm.rank, comm.size
+        call, stats = functools.partial(comm.all_reduce, data), comm.stats
+    for _ in range(CALLS):
+        if rank == world - 1:
+            time.sleep(0.02)
+        call()
+    found = stats()
+    told = None
+    if rank == world - 1:
+        # Others have counted their last call by then.
+        time.sleep(0.5)
+        found_here = [one for one in _status.processes() if one.answer]
+        own = next(one for one in found_here if one.pid == os.getpid())
+        mine = [one for one in found_here if _groups(one) & _groups(own)]
+        told = Told(_status.text(mine).splitlines(), [])
+    call()
+    return found, told
 
 
 def is_in_its_data_loader() -> Told | None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from ranks import run_ranks
+from status_ranks import CALLS
 
 from unisono import _status
 
 
-def run(world: int, what: str, *, torch: bool = False) -> list:
-    results = run_ranks(world, f"status_ranks:{what}", timeout=60, torch=torch)
+def run(world: int, what: str, *args: object, torch: bool = False) -> list:
+    results = run_ranks(world, f"status_ranks:{what}", *args, timeout=60, torch=torch)
     return [result.value for result in results]
 
 
@@ -94,6 +95,48 @@ def test_the_command_prints_the_answers() -> None:
         assert (group["rank"], len(group["ranks"]), found[pid]["pid"]) == (rank, 2, pid)
 
 
+@pytest.mark.check
+@pytest.mark.parametrize("door", ["numpy", "torch"])
+def test_a_rank_that_is_late_is_named(door: str) -> None:
+    if door == "torch":
+        pytest.importorskip("torch")
+    *others, late = run(8, "is_late", door, torch=door == "torch")
+    own = late[0]["waited"]["seconds"]
+    for rank, (stats, _) in enumerate(others):
+        assert (stats["rank"], stats["collectives"]) == (rank, CALLS)
+        waited = stats["waited"]
+        # Some wait for a rank that waits for the late one.
+        first = waited["by_rank"][0]
+        assert first["rank"] == first["global"] != rank, stats
+        assert first["process"].startswith("host "), stats
+        assert 0.01 < first["median_seconds"] < 0.1, stats
+        assert waited["seconds"] > 2 * own, stats
+        assert set(waited["by_operation"]) == {"all_reduce"}
+    assert any(stats["waited"]["by_rank"][0]["rank"] == 7 for stats, _ in others)
+    (line,) = (line for line in late[1].lines if " was late: " in line)
+    assert line.startswith("  rank 7 was late: rank "), late[1]
+
+
+def test_those_that_pass_a_delay_on_are_not_late() -> None:
+    def state(rank: int, seconds: float, *by_rank: tuple[int, float]) -> dict:
+        waited = [
+            {"rank": peer, "seconds": time, "last": 90, "median_seconds": 0.004}
+            for peer, time in by_rank
+        ]
+        return {**answer(rank), "waited": {"seconds": seconds, "by_rank": waited}}
+
+    # Rank 2 waits for rank 1, and that for rank 0.
+    told = [state(0, 0.2, (2, 0.1)), state(1, 5.0, (0, 5.0)), state(2, 5.0, (1, 5.0))]
+    found = [process(rank, one) for rank, one in enumerate(told)]
+    (group,) = _status.groups(found)
+    (line,) = _status.late(group)
+    assert line == (
+        "rank 0 was late: rank 1 has waited 5.0 s for it, longest in 90 of 6 operations, "
+        "4.0 ms in the median; it has waited 0.2 s"
+    )
+    assert "  rank 0 was late" in _status.text(found)
+
+
 def answer(rank: int, name: str = "", *, number: int = 7, waits_for: list[int] | None = None):
     """The state of a rank of three in a collective, or in none before the one with `number`."""
     operation = {"name": name, "number": number, "seconds": 2.0, "waits_for": waits_for or []}
@@ -104,6 +147,8 @@ def answer(rank: int, name: str = "", *, number: int = 7, waits_for: list[int] |
         "failure": None,
         "operations": [operation] if name else [],
         "collectives": number if name else number - 1,
+        "messages": 0,
+        "waited": {"seconds": 0.0, "operations": 0, "by_rank": [], "by_operation": {}},
         "last": None,
     }
 

@@ -380,6 +380,23 @@ impl Communicator {
         memory
     }
 
+    /// The operations that this rank has called, and the ranks that it has waited for in them, as JSON:
+    ///
+    /// ```text
+    /// {"rank": 0, "collectives": 10000, "messages": 0,
+    ///  "waited": {"seconds": 41.2, "operations": 9310,
+    ///             "by_rank": [{"rank": 6, "global": 6, "process": "host b, pid 7", "seconds": 40.9, "operations": 9304,
+    ///                          "last": 9200, "median_seconds": 0.0042, "longest_seconds": 0.31}],
+    ///             "by_operation": {"all_reduce": {"operations": 9310, "seconds": 41.2}}}}
+    /// ```
+    ///
+    /// `last` counts the operations in which no rank was waited for longer. An operation waits if it does not end within a few looks,
+    /// some tens of microseconds. A rank that was late has waited little itself: compare the ranks. Operations on device memory
+    /// are not watched.
+    pub fn stats(&self) -> String {
+        self.group.stats().to_string()
+    }
+
     /// Blocks until every rank has called it, like [`Request::barrier`], and on failure rank 0 names every rank
     /// that is missing, not only the first.
     ///

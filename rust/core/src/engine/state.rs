@@ -34,6 +34,7 @@ use crate::engine::mailbox::Mailbox;
 use crate::engine::members::Members;
 use crate::engine::message::matching::{Finished, Matching};
 use crate::engine::reports::Recorder;
+use crate::engine::waits::Waits;
 use crate::engine::work::WorkState;
 
 /// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
@@ -221,6 +222,7 @@ pub(crate) struct Core {
     #[expect(clippy::vec_box, reason = "they move in and out by their pointers")]
     pub(crate) spare_executions: Vec<Box<PlanRun>>,
     pub(crate) recorder: Recorder,
+    pub(crate) waits: Waits,
 }
 
 /// A collective under way.
@@ -296,6 +298,7 @@ impl Group {
             plans: PlanStore::default(),
             spare_executions: Vec::new(),
             recorder: Recorder::new(config.flight_records),
+            waits: Waits::default(),
         };
         let parker = Parker::new()?;
         let threads = own_threads(&config, &membership.topology, rank, &BESIDE);
@@ -439,7 +442,9 @@ impl Group {
     /// Ends operations that a step has completed.
     pub(crate) fn settle(&self, core: &mut Core) {
         let now = self.clock.now();
+        core.waits.moved(|| now);
         for (work, result) in std::mem::take(&mut core.finished) {
+            core.waits.end(work.collective);
             if let Some((completion, result)) = work.finish(result, now) {
                 self.staff.completions.tell(completion, result);
             }

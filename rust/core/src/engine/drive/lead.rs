@@ -104,6 +104,16 @@ impl Group {
         }
     }
 
+    /// Lets other threads have the core.
+    fn give_way(&self, core: &mut MutexGuard<'_, Core>) {
+        if core.waits.is_time_to_look() {
+            self.note_wait(core);
+        }
+        let given = contention::now();
+        MutexGuard::unlocked(core, std::thread::yield_now);
+        core.backoff.note_yield(given);
+    }
+
     /// Steps the group until one of `works` has ended, the time is up, or it is time to check for signals.
     fn lead(
         &self,
@@ -117,6 +127,7 @@ impl Group {
         while works.iter().all(|work| work.result().is_none()) {
             if self.step(core) {
                 core.backoff.moved();
+                core.waits.moved(|| self.clock.now());
                 steps = steps.wrapping_add(1);
                 if steps.is_multiple_of(STEPS_PER_LOOK) {
                     // Others may move without a pause while this operation waits in vain.
@@ -143,11 +154,7 @@ impl Group {
                     std::hint::spin_loop();
                     MutexGuard::bump(core);
                 }
-                Next::Yield => {
-                    let given = contention::now();
-                    MutexGuard::unlocked(core, std::thread::yield_now);
-                    core.backoff.note_yield(given);
-                }
+                Next::Yield => self.give_way(core),
                 // The rank that sent it may wait for more than this receive.
                 Next::Sleep if core.matching.release_offers() => continue,
                 Next::Sleep => {

@@ -74,6 +74,7 @@ impl Group {
     pub(crate) fn close(&self) {
         self.await_mending();
         let Some(links) = self.leave() else { return };
+        self.tell_waits();
         linger(links);
         let endpoint = self.membership.endpoint.lock().take();
         let stay = self.stay.lock().take();

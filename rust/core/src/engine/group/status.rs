@@ -43,8 +43,40 @@ impl Group {
         }
         status["operations"] = operations.into();
         status["collectives"] = core.sequence.into();
+        status["messages"] = core.messages.into();
+        status["waited"] = self.waited(&core, |rank| rank);
         status["last"] = core.recorder.lines(self.clock.now()).pop().into();
         status
+    }
+
+    /// For whom the operations of this rank have waited, and how long; `number` numbers them.
+    fn waited(&self, core: &Core, number: impl Fn(Rank) -> Rank) -> Value {
+        core.waits.record(|rank| {
+            let member = &self.membership.members[rank];
+            json!({"rank": number(rank), "global": member.global, "process": member.label})
+        })
+    }
+
+    /// The operations that have been called here, and for whom they have waited.
+    pub(crate) fn stats(&self) -> Value {
+        let core = self.core.lock();
+        let known_as = |rank| self.membership.members.known_as(rank);
+        json!({
+            "rank": known_as(self.rank),
+            "collectives": core.sequence,
+            "messages": core.messages,
+            "waited": self.waited(&core, known_as),
+        })
+    }
+
+    /// Tells, at the end, of the rank that this one has waited for, if that was for long.
+    pub(crate) fn tell_waits(&self) {
+        let core = self.core.lock();
+        let all = core.sequence + core.messages;
+        if let Some(told) = core.waits.sentence(all, |rank| self.name_of(rank)) {
+            let rank = self.membership.members.known_as(self.rank);
+            tracing::info!(rank, "{told}");
+        }
     }
 
     /// The collectives under way, each with the ranks that it waits for now.

@@ -216,10 +216,12 @@ impl Group {
         visit_waits(core, |_, waiting| blamed = blamed.or(Some(waiting.peer)));
         let first = || core.matching.under_way().find_map(|message| message.peer);
         let blamed = blamed.or_else(first);
+        let history = blamed.and_then(|rank| core.waits.history(rank));
+        let history = history.map_or_else(String::new, |told| format!(" ({told})"));
         let mut error = Error::new(
             Code::Timeout,
             format!(
-                "timed out after {:.3} s on {}: {}; is that rank stuck, slow, or in another operation?",
+                "timed out after {:.3} s on {}: {}{history}; is that rank stuck, slow, or in another operation?",
                 now.saturating_duration_since(work.started).as_secs_f64(),
                 self.own_number(),
                 self.describe_waits(core)
@@ -334,7 +336,32 @@ impl Group {
             let look = self.clock.now() + LOOK;
             *until = Some(until.map_or(look, |until| until.min(look)));
         }
+        if !ready {
+            self.note_wait(core);
+        }
         ready
+    }
+
+    /// The thread waits: for the peers of the first steps that collectives have not done, since those of later ones may wait
+    /// for the same rank; for all ranks where they meet; and for those whose messages a caller waits for. A message that no caller
+    /// waits for may well come later.
+    pub(crate) fn note_wait(&self, core: &mut Core) {
+        let now = self.clock.now();
+        core.waits.pause(|| now);
+        let mut awaited = core.waits.room();
+        let mut last = None;
+        visit_waits(core, |operation, waiting| {
+            let of = Some(operation.work.sequence);
+            if waiting.direction == Direction::Meet || of != last {
+                awaited.push(waiting.peer);
+            }
+            last = of;
+        });
+        if core.leader {
+            let messages = core.matching.under_way();
+            awaited.extend(messages.filter_map(|message| message.peer));
+        }
+        core.waits.begin(now, awaited);
     }
 
     /// Whether something under way cannot end since a peer has. That is to be looked at, and rings no more.
@@ -346,6 +373,7 @@ impl Group {
 
     /// Withdraws what [`Group::arm`] announced.
     pub(crate) fn disarm(&self, core: &mut Core) {
+        core.waits.pause(|| self.clock.now());
         core.shared.disarm();
         for (_, _, open) in core.links.iter_open() {
             if open.interest != Interest::default() {

@@ -1,0 +1,290 @@
+//! For whom this rank has waited, and how long: kept from the first operation on, for `stats`, `unisono status`, the log and the
+//! errors of timeouts.
+//!
+//! A wait counts from the first yield of a thread that drives an operation. One that ends within a few looks (tens of
+//! microseconds) is not looked at, and costs nothing here. A rank waits for all the ranks whose data or consent the operation needs next. In an operation that
+//! hands data on from rank to rank that is a neighbour, who may itself wait for another; so a rank is late for which others wait
+//! and which waits for none, and `unisono status` compares them.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::types::{Collective, Rank};
+
+/// Octaves of microseconds in a histogram, and its bars in each.
+const OCTAVES: usize = 32;
+const BARS: usize = 4;
+
+/// The shortest sum of waits that the log tells of.
+const WORTH_TELLING: Duration = Duration::from_secs(1);
+
+/// How often a rank has been the last before an error says so.
+const OFTEN: u64 = 10;
+
+/// The waits of a rank in its group.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    peers: BTreeMap<Rank, Awaited>,
+    /// By the name of the operation: how many have waited, and how long.
+    operations: BTreeMap<&'static str, (u64, Duration)>,
+    total: Duration,
+    /// Since when the thread waits, and for which ranks; and its yields since something has moved.
+    since: Option<Instant>,
+    yields: u32,
+    awaited: Vec<Rank>,
+    /// How long the operations that have not ended have waited.
+    spell: Duration,
+}
+
+/// The waits for one rank.
+#[derive(Debug)]
+struct Awaited {
+    /// Operations that have waited for it, and those of them that have waited longest for it.
+    times: u64,
+    last: u64,
+    time: Duration,
+    longest: Duration,
+    /// How many operations have waited for it, by how long.
+    bars: [u32; OCTAVES * BARS],
+    /// In the operations that have not ended.
+    spell: Duration,
+}
+
+impl Default for Awaited {
+    fn default() -> Self {
+        Self {
+            times: 0,
+            last: 0,
+            time: Duration::ZERO,
+            longest: Duration::ZERO,
+            bars: [0; OCTAVES * BARS],
+            spell: Duration::ZERO,
+        }
+    }
+}
+
+impl Waits {
+    /// Whether it is time to see for whom the thread waits: at its first yield, the second, the fourth and so on. Ranks come
+    /// while it waits for others, and are then counted for twice as long as they were missing at most.
+    pub(crate) fn is_time_to_look(&mut self) -> bool {
+        self.yields += 1;
+        self.yields.is_power_of_two()
+    }
+
+    /// Room for the ranks that the thread will wait for.
+    pub(crate) fn room(&mut self) -> Vec<Rank> {
+        self.awaited.clear();
+        std::mem::take(&mut self.awaited)
+    }
+
+    /// The thread begins to wait for these ranks.
+    pub(crate) fn begin(&mut self, now: Instant, mut awaited: Vec<Rank>) {
+        awaited.sort_unstable();
+        awaited.dedup();
+        self.since = (!awaited.is_empty()).then_some(now);
+        self.awaited = awaited;
+    }
+
+    /// Something has moved.
+    #[inline]
+    pub(crate) fn moved(&mut self, now: impl FnOnce() -> Instant) {
+        self.yields = 0;
+        self.pause(now);
+    }
+
+    /// The thread looks up.
+    #[inline]
+    pub(crate) fn pause(&mut self, now: impl FnOnce() -> Instant) {
+        if let Some(since) = self.since.take() {
+            self.count(now().saturating_duration_since(since));
+        }
+    }
+
+    #[cold]
+    fn count(&mut self, waited: Duration) {
+        self.spell += waited;
+        for peer in &self.awaited {
+            self.peers.entry(*peer).or_default().spell += waited;
+        }
+    }
+
+    /// An operation has ended.
+    pub(crate) fn end(&mut self, collective: Collective) {
+        if self.spell.is_zero() {
+            return;
+        }
+        let spell = std::mem::take(&mut self.spell);
+        self.total += spell;
+        let (count, time) = self.operations.entry(collective.name()).or_default();
+        (*count, *time) = (*count + 1, *time + spell);
+        let longest = self.peers.values().map(|peer| peer.spell).max();
+        for peer in self.peers.values_mut() {
+            let spell = std::mem::take(&mut peer.spell);
+            if spell.is_zero() {
+                continue;
+            }
+            peer.times += 1;
+            peer.last += u64::from(Some(spell) == longest);
+            peer.time += spell;
+            peer.longest = peer.longest.max(spell);
+            peer.bars[bar(spell)] += 1;
+        }
+    }
+
+    /// The operations that have waited.
+    fn times(&self) -> u64 {
+        self.operations.values().map(|(count, _)| count).sum()
+    }
+
+    /// The ranks that it has waited for, the one that has cost most time first.
+    fn ranked(&self) -> Vec<(Rank, &Awaited)> {
+        let mut ranked: Vec<_> = self.peers.iter().map(|(rank, it)| (*rank, it)).collect();
+        ranked.sort_by_key(|(rank, it)| (std::cmp::Reverse(it.time), *rank));
+        ranked
+    }
+
+    /// In words for a program; `describe` names a rank.
+    pub(crate) fn record(&self, describe: impl Fn(Rank) -> Value) -> Value {
+        let ranks = self.ranked().into_iter().map(|(rank, it)| {
+            let mut record = describe(rank);
+            record["seconds"] = it.time.as_secs_f64().into();
+            record["operations"] = it.times.into();
+            record["last"] = it.last.into();
+            record["median_seconds"] = it.median().as_secs_f64().into();
+            record["longest_seconds"] = it.longest.as_secs_f64().into();
+            record
+        });
+        let operations = self.operations.iter().map(|(name, (count, time))| {
+            let record = json!({"operations": count, "seconds": time.as_secs_f64()});
+            ((*name).to_owned(), record)
+        });
+        json!({
+            "seconds": self.total.as_secs_f64(),
+            "operations": self.times(),
+            "by_rank": ranks.collect::<Vec<_>>(),
+            "by_operation": Value::Object(operations.collect()),
+        })
+    }
+
+    /// The sentence about the rank that has cost most time, of `all` operations, if it is worth one.
+    pub(crate) fn sentence(&self, all: u64, name: impl Fn(Rank) -> String) -> Option<String> {
+        let ranked = self.ranked();
+        let (rank, worst) = ranked.first().filter(|(_, it)| it.time >= WORTH_TELLING)?;
+        Some(format!(
+            "{} was waited for longest in {} of {all} operations, {:.1} ms in the median of those; in all this rank waited {:.1} s \
+             for it, of {:.1} s",
+            name(*rank),
+            worst.last,
+            worst.median().as_secs_f64() * 1e3,
+            worst.time.as_secs_f64(),
+            self.total.as_secs_f64(),
+        ))
+    }
+
+    /// The history of a rank that an operation has waited for too long, if there is one to tell.
+    pub(crate) fn history(&self, rank: Rank) -> Option<String> {
+        let it = self
+            .peers
+            .get(&rank)
+            .filter(|it| it.last >= OFTEN && 2 * it.last > self.times())?;
+        Some(format!(
+            "it was also waited for longest in {} of the {} operations before that waited, {:.1} ms in the median",
+            it.last,
+            self.times(),
+            it.median().as_secs_f64() * 1e3
+        ))
+    }
+}
+
+impl Awaited {
+    /// The median of the waits for it, to a fifth or so.
+    fn median(&self) -> Duration {
+        let mut left = self.times.div_ceil(2);
+        for (at, count) in self.bars.iter().enumerate() {
+            left = left.saturating_sub(u64::from(*count));
+            if left == 0 {
+                return middle(at).min(self.longest);
+            }
+        }
+        self.longest
+    }
+}
+
+/// The bar of a wait.
+fn bar(wait: Duration) -> usize {
+    let microseconds = wait.as_micros().max(1);
+    let octave = microseconds.ilog2() as usize;
+    let within = ((microseconds * BARS as u128) >> octave) as usize - BARS;
+    (octave * BARS + within).min(OCTAVES * BARS - 1)
+}
+
+/// The middle of the waits of a bar.
+fn middle(bar: usize) -> Duration {
+    let within = (BARS + bar % BARS) as f64 + 0.5;
+    let octave = (bar / BARS) as f64;
+    Duration::from_secs_f64(within / BARS as f64 * octave.exp2() * 1e-6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(count: u64) -> Duration {
+        Duration::from_millis(count)
+    }
+
+    #[test]
+    fn medians_are_near() {
+        for wait in [1, 3, 10, 100, 4_000, 70_000, 3_000_000_u64] {
+            let wait = Duration::from_micros(wait);
+            let near = middle(bar(wait)).as_secs_f64() / wait.as_secs_f64();
+            assert!((0.8..1.25).contains(&near), "{wait:?}: {near}");
+        }
+        assert_eq!(bar(Duration::from_secs(1 << 40)), OCTAVES * BARS - 1);
+    }
+
+    /// Of two ranks one comes after a millisecond, and the other after five.
+    #[test]
+    fn the_rank_that_comes_last_is_named() {
+        let (start, mut waits) = (Instant::now(), Waits::default());
+        let name = |rank: Rank| format!("rank {rank}");
+        for _ in 0..300 {
+            waits.begin(start, vec![2, 1, 2]);
+            waits.pause(|| start + ms(1));
+            waits.begin(start + ms(1), vec![2]);
+            waits.pause(|| start + ms(5));
+            waits.end(Collective::AllReduce);
+            // It did not wait.
+            waits.begin(start, Vec::new());
+            waits.pause(|| start + ms(9));
+            waits.end(Collective::Barrier);
+        }
+        let record = waits.record(|rank| json!({"rank": rank}));
+        assert_eq!(record["operations"], 300);
+        assert!((record["seconds"].as_f64().unwrap() - 1.5).abs() < 1e-6);
+        assert_eq!(record["by_operation"]["all_reduce"]["operations"], 300);
+        assert!(record["by_operation"]["barrier"].is_null());
+        let [first, second] = &record["by_rank"].as_array().unwrap()[..] else {
+            panic!("{record}");
+        };
+        assert_eq!((&first["rank"], &first["last"]), (&json!(2), &json!(300)));
+        assert_eq!((&second["rank"], &second["last"]), (&json!(1), &json!(0)));
+        let median = first["median_seconds"].as_f64().unwrap();
+        assert!((0.004..0.006).contains(&median), "{median}");
+        let sentence = waits.sentence(600, name).unwrap();
+        assert!(
+            sentence.starts_with("rank 2 was waited for longest in 300 of 600 operations, "),
+            "{sentence}"
+        );
+        assert!(
+            waits
+                .history(2)
+                .unwrap()
+                .contains("300 of the 300 operations")
+        );
+        assert_eq!(waits.history(1), None);
+        assert_eq!(Waits::default().sentence(9, name), None);
+    }
+}
