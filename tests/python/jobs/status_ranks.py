@@ -95,6 +95,23 @@ def is_late(door: str) -> tuple[dict[str, Any], Told | None]:
     return found, told
 
 
+def is_late_and_does_not_come() -> str | None:
+    """The last rank is late in some calls, and stays away from the next."""
+    comm = unisono.init(timeout=2)
+    for _ in range(20):
+        if comm.rank == comm.size - 1:
+            time.sleep(0.02)
+        comm.all_reduce(np.ones(10))
+    if comm.rank == comm.size - 1:
+        time.sleep(4)
+        return None
+    try:
+        comm.all_reduce(np.ones(10))
+    except unisono.Error as error:
+        return str(error)
+    return None
+
+
 def is_in_its_data_loader() -> Told | None:
     """The last rank computes while the others wait for it."""
     comm, pids = begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,16 @@ def test_a_rank_that_is_late_is_named(door: str) -> None:
     assert any(stats["waited"]["by_rank"][0]["rank"] == 7 for stats, _ in others)
     (line,) = (line for line in late[1].lines if " was late: " in line)
     assert line.startswith("  rank 7 was late: rank "), late[1]
+
+
+def test_a_timeout_says_that_the_rank_was_late_before() -> None:
+    said, none = run(2, "is_late_and_does_not_come")
+    assert none is None
+    assert re.search(
+        r"timed out .* \(it was also waited for longest in \d+ of the \d+ operations before that "
+        r"waited, [12]\d\.\d ms in the median\); is that rank stuck",
+        said,
+    ), said
 
 
 def test_those_that_pass_a_delay_on_are_not_late() -> None:

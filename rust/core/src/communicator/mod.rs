@@ -390,9 +390,9 @@ impl Communicator {
     ///             "by_operation": {"all_reduce": {"operations": 9310, "seconds": 41.2}}}}
     /// ```
     ///
-    /// `last` counts the operations in which no rank was waited for longer. An operation waits if it does not end within a few looks,
-    /// some tens of microseconds. A rank that was late has waited little itself: compare the ranks. Operations on device memory
-    /// are not watched.
+    /// `last` counts the operations in which no rank was waited for longer. An operation waits if it does not end within a few
+    /// looks, some tens of microseconds. A rank that was late has waited little itself: compare the ranks. Operations on device
+    /// memory are not watched.
     pub fn stats(&self) -> String {
         self.group.stats().to_string()
     }

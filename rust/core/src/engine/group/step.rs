@@ -343,8 +343,8 @@ impl Group {
     }
 
     /// The thread waits: for the peers of the first steps that collectives have not done, since those of later ones may wait
-    /// for the same rank; for all ranks where they meet; and for those whose messages a caller waits for. A message that no caller
-    /// waits for may well come later.
+    /// for the same rank; for all ranks where they meet; and for those whose messages a caller waits for. A message that no
+    /// caller waits for may well come later.
     pub(crate) fn note_wait(&self, core: &mut Core) {
         let now = self.clock.now();
         core.waits.pause(|| now);
