@@ -1,10 +1,10 @@
-//! For whom this rank has waited, and how long: kept from the first operation on, for `stats`, `unisono status`, the log and the
-//! errors of timeouts.
+//! For whom this rank has waited, and how long: kept from the first operation on, for `stats`, `unisono status`, the log
+//! and the errors of timeouts.
 //!
 //! A wait counts from the first yield of a thread that drives an operation. One that ends within a few looks (tens of
-//! microseconds) is not looked at, and costs nothing here. A rank waits for all the ranks whose data or consent the operation needs next. In an operation that
-//! hands data on from rank to rank that is a neighbour, who may itself wait for another; so a rank is late for which others wait
-//! and which waits for none, and `unisono status` compares them.
+//! microseconds) is not looked at, and costs nothing here. A rank waits for all the ranks whose data or consent the
+//! operation needs next. In an operation that hands data on from rank to rank that is a neighbour, who may itself wait for
+//! another; so a rank is late for which others wait and which waits for none, and `unisono status` compares them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
