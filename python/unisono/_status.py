@@ -207,13 +207,13 @@ def _doing(group: Group, rank: int, found: Iterable[Process]) -> str:
 def late(group: Group) -> list[str]:
     """Return the ranks that others have waited for much longer than they have waited, in words."""
     waits: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-    for rank, state in group.ranks.items():
-        for waited in state["waited"]["by_rank"]:
+    for rank in group.ranks:
+        for waited in _waited(group, rank)["by_rank"]:
             waits.setdefault(waited["rank"], []).append((rank, waited))
     found = []
     for peer, entries in waits.items():
         by, most = max(entries, key=lambda entry: entry[1]["seconds"])
-        own = group.ranks[peer]["waited"]["seconds"] if peer in group.ranks else 0.0
+        own = _waited(group, peer)["seconds"]
         if most["seconds"] - own < WORTH_TELLING:
             continue
         line = (
@@ -223,6 +223,12 @@ def late(group: Group) -> list[str]:
         )
         found.append((own - most["seconds"], line))
     return [line for _, line in sorted(found)[:MOST_LATE]]
+
+
+def _waited(group: Group, rank: int) -> dict[str, Any]:
+    # A process of an older version does not tell, nor does one on another host.
+    told = group.ranks.get(rank, {}).get("waited")
+    return told or {"seconds": 0.0, "by_rank": []}
 
 
 def _called(group: Group, rank: int) -> int:

@@ -154,7 +154,8 @@ def stats(group: torch.distributed.ProcessGroup | None = None) -> dict[str, Any]
     chosen = group if group is not None else dist.group.WORLD
     if chosen is None:
         raise ValueError("unisono.torch.stats: there is no default group; call init_process_group")
-    return json.loads(torch.ops.unisono.stats(chosen.group_name))
+    found: dict[str, Any] = json.loads(torch.ops.unisono.stats(chosen.group_name))
+    return found
 
 
 def mem_pool(device: torch.device | int | None = None) -> torch.cuda.MemPool:

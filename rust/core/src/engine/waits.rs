@@ -69,7 +69,7 @@ impl Waits {
     /// Whether it is time to see for whom the thread waits: at its first yield, the second, the fourth and so on. Ranks come
     /// while it waits for others, and are then counted for twice as long as they were missing at most.
     pub(crate) fn is_time_to_look(&mut self) -> bool {
-        self.yields += 1;
+        self.yields = self.yields.wrapping_add(1);
         self.yields.is_power_of_two()
     }
 
