@@ -612,7 +612,8 @@ unisono_status unisono_communicator_report(const unisono_communicator* comm, cha
  * \param comm         the group
  * \param[out] text    the JSON with a terminating 0, cut off at `capacity` bytes
  * \param capacity     how many bytes `text` has room for
- * \param[out] length  how many bytes the whole text has, without the terminating 0
+ * \param[out] length  how many bytes the whole text has, without the terminating 0; it grows while
+ *                     operations are under way: call again if it is not below `capacity`
  */
 unisono_status unisono_communicator_stats(const unisono_communicator* comm, char* text,
                                           size_t capacity, size_t* length);

@@ -218,11 +218,13 @@ class Communicator final : public Operations<Communicator> {
 
   template <class Tell>
   std::string text_of(const Tell& tell) const {
+    std::string text;
     std::size_t length = 0;
-    check(tell(handle_, nullptr, 0, &length));
-    // Another thread may add to it in between: then what is there is cut off.
-    std::string text(length + 1, '\0');
-    check(tell(handle_, text.data(), text.size(), &length));
+    // It may grow between two calls.
+    do {
+      text.resize(length + 256);
+      check(tell(handle_, text.data(), text.size(), &length));
+    } while (length >= text.size());
     text.resize(std::strlen(text.c_str()));
     return text;
   }

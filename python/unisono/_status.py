@@ -213,16 +213,22 @@ def late(group: Group) -> list[str]:
     found = []
     for peer, entries in waits.items():
         by, most = max(entries, key=lambda entry: entry[1]["seconds"])
+        # It may have waited itself, for a rank that was late.
+        is_here = "waited" in group.ranks.get(peer, {})
         own = _waited(group, peer)["seconds"]
         if most["seconds"] - own < WORTH_TELLING:
             continue
+        was_late, itself = "was late", f"it has waited {own:.1f} s"
+        if not is_here:
+            was_late, itself = "may have been late", "ask where it runs how long it has waited"
         line = (
-            f"{group.number(peer)} was late: {group.number(by)} has waited {most['seconds']:.1f} s "
-            f"for it, longest in {most['last']:,} of {_called(group, by):,} operations, "
-            f"{1000 * most['median_seconds']:.1f} ms in the median; it has waited {own:.1f} s"
+            f"{group.number(peer)} {was_late}: {group.number(by)} has waited "
+            f"{most['seconds']:.1f} s for it, longest in {most['last']:,} of "
+            f"{_called(group, by):,} operations, {1000 * most['median_seconds']:.1f} ms in the "
+            f"median; {itself}"
         )
-        found.append((own - most["seconds"], line))
-    return [line for _, line in sorted(found)[:MOST_LATE]]
+        found.append((not is_here, own - most["seconds"], line))
+    return [line for *_, line in sorted(found)[:MOST_LATE]]
 
 
 def _waited(group: Group, rank: int) -> dict[str, Any]:

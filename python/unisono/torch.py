@@ -141,7 +141,8 @@ def stats(group: torch.distributed.ProcessGroup | None = None) -> dict[str, Any]
     Returns
     -------
     dict
-        As ``unisono.Communicator.stats``; ranks are those of the group.
+        As ``unisono.Communicator.stats``; ranks are those of the group. Of a group that has been
+        aborted nothing.
 
     Raises
     ------

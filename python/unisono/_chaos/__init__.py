@@ -37,9 +37,10 @@ def chaos(arguments: Sequence[str], name: str) -> int:
     """Do what the command line asks for; returns the exit status: 0 if all rounds are right."""
     parser = _parser(name)
     chosen = parser.parse_args(arguments)
-    losing = [fault.kind for fault in chosen.fault if fault.kind in (*plan.LOSING, "isolate")]
-    if "isolate" in losing and len(losing) > 1:
-        parser.error(f"with isolate no other of isolate, {', '.join(plan.LOSING)}")
+    others = ("isolate", *plan.NOT_BESIDE_ISOLATION)
+    given = [fault.kind for fault in chosen.fault if fault.kind in others]
+    if "isolate" in given and len(given) > 1:
+        parser.error(f"with isolate no other of {', '.join(others)}")
     trouble = hosts.why_not()
     if trouble is None:
         hosts.alone(arguments)
@@ -57,17 +58,21 @@ def chaos(arguments: Sequence[str], name: str) -> int:
         trouble is None,
     )
     job.prepare(set(chosen.door))
-    made = hosts.Hosts(max(chosen.hosts)) if trouble is None and max(chosen.hosts) > 1 else None
-    outcomes = []
+    made, outcomes = None, []
     # The ranks end with this process, however it ends.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
+        if trouble is None and max(chosen.hosts) > 1:
+            made = hosts.Hosts(max(chosen.hosts))
         for seed in range(chosen.seed, chosen.seed + chosen.rounds):
             one = plan.Round.choose(seed, wishes)
             if chosen.seconds:
                 one = replace(one, seconds=chosen.seconds, every=chosen.every, faults=[])
                 kinds = [kind for kind in chosen.faults if kind != "isolate"]
                 one.kinds.extend(kind for kind in kinds if one.may_have(kind, wishes))
+                if not one.kinds:
+                    parser.error("--seconds: none of these faults can go on in such a round")
             if any(fault.rank >= one.world for fault in one.faults):
                 parser.error(f"a fault is for a rank that a world of {one.world} has not")
             outcome = job.Job(one, made if len(set(one.hosts)) > 1 else None).run()

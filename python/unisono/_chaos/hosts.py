@@ -18,7 +18,7 @@ from pathlib import Path
 
 _NEW_NETWORK = 0x40000000
 _MARK = "_UNISONO_CHAOS_ALONE"
-_TOOLS = ("unshare", "ip", "ss", "nsenter")
+_TOOLS = ("unshare", "setpriv", "ip", "ss", "nsenter")
 
 
 def why_not() -> str | None:
@@ -64,8 +64,9 @@ class Hosts:
             self._make(host)
 
     def _make(self, host: int) -> None:
-        # Ctrl-C is for this process, which ends them.
-        keeper = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], start_new_session=True)
+        # Ctrl-C is for this process, which ends them; however it ends, they do.
+        keep = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
+        keeper = subprocess.Popen(keep, start_new_session=True)
         self._keepers.append(keeper)
         here = Path("/proc/self/ns/net").readlink()
         while Path(self.network(host)).readlink() == here or _is_starting(keeper.pid):

@@ -181,7 +181,7 @@ class Job:
             self.begun[number] = 0
             if self.round.replaces:
                 self._start(number)
-        elif not {"done", "wrong", "left behind"} & set(said):
+        elif status != 0 or not {"done", "wrong", "left behind"} & set(said):
             self._trouble(f"rank {number} ended with status {status}; its output says why")
 
     def _alive(self) -> list[int]:

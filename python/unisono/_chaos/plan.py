@@ -23,8 +23,9 @@ OVER_TCP = ("close", "reset", "drop")
 BETWEEN_HOSTS = ("cut", "isolate")
 ON_NETWORKS = ("reset", "cut", "isolate")
 #: Those that no round has beside an isolation: it is a majority that goes on, which is told by
-#: the ranks that live, and the end of a cut would be the end of the isolation.
-LOSING = ("kill", "cut")
+#: the ranks that live, the end of a cut would be the end of the isolation, and a rank that is
+#: stopped for longer than hosts may be silent then does not open its connections again in time.
+NOT_BESIDE_ISOLATION = ("kill", "cut", "stop")
 #: How long a silent host is waited for where one is isolated, in seconds.
 SILENCE = 2.0
 #: Those that last, in seconds at least and at most.
@@ -148,7 +149,8 @@ class Round:
 
     def isolated(self) -> set[int]:
         """Return the ranks whose host is isolated in it."""
-        of = {self.hosts[fault.rank] for fault in self.faults if fault.kind == "isolate"}
+        faults = [fault for fault in self.faults if fault.rank < self.world]
+        of = {self.hosts[fault.rank] for fault in faults if fault.kind == "isolate"}
         return {rank for rank, host in enumerate(self.hosts) if host in of}
 
     def left_behind(self) -> set[int]:
@@ -176,8 +178,8 @@ class Round:
         for _ in range(chance.randint(1, 4)):
             kind, rank = chance.choice(kinds), chance.choice(alive)
             before = {fault.kind for fault in faults}
-            if (kind == "isolate" and before & {*LOSING, kind}) or (
-                kind in LOSING and "isolate" in before
+            if (kind == "isolate" and before & {*NOT_BESIDE_ISOLATION, kind}) or (
+                kind in NOT_BESIDE_ISOLATION and "isolate" in before
             ):
                 continue
             if kind == "kill":

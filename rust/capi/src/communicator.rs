@@ -432,7 +432,7 @@ pub unsafe extern "C" fn unisono_communicator_report(
     capacity: usize,
     length: *mut usize,
 ) -> Status {
-    let report = |joined: &Joined| joined.comm.recent_operations().join("\n");
+    let report = |joined: &Joined| Ok(joined.comm.recent_operations().join("\n"));
     // SAFETY: as the caller promises.
     unsafe { write_text(comm, (text, capacity, length), report) }
 }
@@ -455,7 +455,7 @@ pub unsafe extern "C" fn unisono_communicator_stats(
 unsafe fn write_text(
     comm: *const Communicator,
     (text, capacity, length): (*mut c_char, usize, *mut usize),
-    what: impl FnOnce(&Joined) -> String,
+    what: impl FnOnce(&Joined) -> Result<String>,
 ) -> Status {
     on(comm, |joined| {
         if text.is_null() && capacity > 0 {
@@ -463,7 +463,7 @@ unsafe fn write_text(
         }
         let place = output("length", length)?;
         joined.comm.check_process()?;
-        let told = what(joined);
+        let told = what(joined)?;
         if let Some(room) = capacity.checked_sub(1) {
             let part = room.min(told.len());
             // SAFETY: the caller has room for `capacity` bytes; `part` bytes and the 0 are no more.

@@ -369,7 +369,8 @@ impl Communicator {
     ///     ``seconds``, ``operations``, ``last`` (operations in which it was waited for longest),
     ///     ``median_seconds`` and ``longest_seconds``.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let text = py.detach(|| self.core().stats());
+        let told = py.detach(|| self.core().stats());
+        let text = told.map_err(|error| exception(py, &error))?;
         py.import("json")?.call_method1("loads", (text,))
     }
 

@@ -351,7 +351,7 @@ impl Group {
 
     /// For whom this rank has waited, as JSON; of a group that is closed nothing.
     pub(crate) fn stats(&self) -> String {
-        let stats = self.guard(|communicator| Ok(communicator.stats()));
+        let stats = self.guard(Communicator::stats);
         stats.unwrap_or_else(|_| "{}".to_owned())
     }
 

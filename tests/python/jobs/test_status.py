@@ -122,8 +122,8 @@ def test_a_timeout_says_that_the_rank_was_late_before() -> None:
     said, none = run(2, "is_late_and_does_not_come")
     assert none is None
     assert re.search(
-        r"timed out .* \(it was also waited for longest in \d+ of the \d+ operations before that "
-        r"waited, [12]\d\.\d ms in the median\); is that rank stuck",
+        r"timed out .* \(rank 1 was also waited for longest in \d+ of the \d+ operations before "
+        r"that waited, [12]\d\.\d ms in the median\); is that rank stuck",
         said,
     ), said
 
@@ -146,6 +146,11 @@ def test_those_that_pass_a_delay_on_are_not_late() -> None:
         "4.0 ms in the median; it has waited 0.2 s"
     )
     assert "  rank 0 was late" in _status.text(found)
+    # Where rank 0 does not answer, nothing is said of its waits.
+    (group,) = _status.groups(found[1:])
+    (line,) = _status.late(group)
+    assert line.startswith("rank 0 may have been late: rank 1 has waited 5.0 s for it"), line
+    assert line.endswith("; ask where it runs how long it has waited"), line
 
 
 def answer(rank: int, name: str = "", *, number: int = 7, waits_for: list[int] | None = None):

@@ -392,9 +392,13 @@ impl Communicator {
     ///
     /// `last` counts the operations in which no rank was waited for longer. An operation waits if it does not end within a few
     /// looks, some tens of microseconds. A rank that was late has waited little itself: compare the ranks. Operations on device
-    /// memory are not watched.
-    pub fn stats(&self) -> String {
-        self.group.stats().to_string()
+    /// memory are not watched, nor those that carry 8-bit numbers between hosts.
+    ///
+    /// # Errors
+    /// `Aborted` in a forked child of the process that joined.
+    pub fn stats(&self) -> Result<String> {
+        self.check_process()?;
+        Ok(self.group.stats().to_string())
     }
 
     /// Blocks until every rank has called it, like [`Request::barrier`], and on failure rank 0 names every rank

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::bytes::Bytes;
@@ -33,6 +34,8 @@ const HEARD_WITHIN: Duration = Duration::from_secs(5);
 const ASKED_AFTER: Duration = Duration::from_secs(3);
 /// How long its answer may take.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// Between two looks for a rank that cannot be reached.
+const PAUSE: Duration = Duration::from_millis(100);
 /// The tag of all messages.
 const TAG: u64 = 0;
 
@@ -74,8 +77,8 @@ struct State {
     has_left: bool,
     /// A call has made the communicator of those that are left.
     has_gone_on: bool,
-    /// The ranks that there was no way to have been looked for.
-    looks: bool,
+    /// The ranks without a way to them have been looked for.
+    has_looked: bool,
 }
 
 /// The way to one rank.
@@ -116,7 +119,7 @@ impl Shrinking {
                 failures: BTreeMap::new(),
                 has_left: false,
                 has_gone_on: false,
-                looks: false,
+                has_looked: false,
             }),
             changed: Condvar::new(),
         });
@@ -246,21 +249,22 @@ impl Shrinking {
         if is_over {
             return self.handle(peer, Event::Lost(Loss::Absent));
         }
+        let has_address = self.group.membership.members[peer].address.is_some();
+        if !has_address || self.group.membership.endpoint().is_none() {
+            // Inside a process ranks live as long as it does, and no link breaks.
+            return self.handle(peer, Event::Lost(Loss::Absent));
+        }
         // It takes a while, and not the thread that tells of completions.
         let this = Arc::clone(self);
         let judge = move |_: &Arc<Group>, seat: &Seat, request: &ConnectRequest<'_>| {
             let presence = seat.presence(request.target);
-            let has_left = presence == Presence::There && seat.has_left(request);
+            let has_left = presence == Presence::There && has_left(seat, request);
             this.judged(peer, presence, has_left);
         };
         let place = (Lane::PointToPoint, peer);
-        if self
-            .group
-            .with_request_in_background(place, true, judge)
-            .is_err()
-        {
-            // Inside a process ranks live as long as it does, and no link breaks.
-            self.handle(peer, Event::Lost(Loss::Absent));
+        let begun = self.group.with_request_in_background(place, true, judge);
+        if begun.is_err() {
+            self.judged(peer, Presence::There, false);
         }
     }
 
@@ -270,8 +274,8 @@ impl Shrinking {
         let loss = match presence {
             Presence::Gone => Loss::Ended,
             Presence::Unknown => {
-                self.look_for_the_rest();
-                Loss::Cut
+                self.handle(peer, Event::Lost(Loss::Cut));
+                return self.look_for_the_rest();
             }
             Presence::There if has_left => {
                 let what = "it has closed the communicator, and may have gone on without this rank";
@@ -294,7 +298,7 @@ impl Shrinking {
     /// and not each when it is its turn to lead.
     fn look_for_the_rest(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        let unheard: Vec<Rank> = match std::mem::replace(&mut state.looks, true) {
+        let unheard: Vec<Rank> = match std::mem::replace(&mut state.has_looked, true) {
             true => Vec::new(),
             false => state.agreement.unheard().collect(),
         };
@@ -304,18 +308,37 @@ impl Shrinking {
             let this = Arc::clone(self);
             let look = move |_: &Arc<Group>, seat: &Seat, request: &ConnectRequest<'_>| {
                 let until = Instant::now() + limit;
-                let loss = loop {
-                    match seat.presence(request.target) {
+                while this.needs_to_find(peer) {
+                    let loss = match seat.glance(request.target) {
                         Presence::There => return,
-                        Presence::Gone => break Loss::Ended,
-                        Presence::Unknown if Instant::now() >= until => break Loss::Cut,
-                        Presence::Unknown => {}
-                    }
-                };
-                this.handle(peer, Event::Lost(loss));
+                        Presence::Gone => Loss::Ended,
+                        Presence::Unknown if Instant::now() >= until => Loss::Cut,
+                        Presence::Unknown => {
+                            // The next in line has the turn meanwhile.
+                            request.turn.inspect(|turn| turn.waits());
+                            thread::sleep(PAUSE);
+                            continue;
+                        }
+                    };
+                    return this.found(peer, loss);
+                }
             };
             let place = (Lane::PointToPoint, peer);
-            let _ = self.group.with_request_in_background(place, true, look);
+            let _ = self.group.with_request_in_background(place, false, look);
+        }
+    }
+
+    /// Whether there is no way to this rank yet, and the agreement may need it.
+    fn needs_to_find(&self, peer: Rank) -> bool {
+        let state = self.state.lock();
+        let is_open = !state.has_left && !state.agreement.is_over();
+        is_open && state.agreement.unheard().any(|rank| rank == peer)
+    }
+
+    /// A rank that was looked for is lost, unless there is a way to it meanwhile: then that tells.
+    fn found(self: &Arc<Self>, peer: Rank, loss: Loss) {
+        if self.needs_to_find(peer) {
+            self.handle(peer, Event::Lost(loss));
         }
     }
 
@@ -395,12 +418,7 @@ impl Shrinking {
         }
         let peer = away[turn % away.len()];
         let place = (Lane::PointToPoint, peer);
-        let has_left = self.group.with_request(place, None, |seat, request| {
-            seat.has_left(&ConnectRequest {
-                deadline: Instant::now() + ANSWERS_WITHIN,
-                ..*request
-            })
-        });
+        let has_left = self.group.with_request(place, None, has_left);
         if matches!(has_left, Ok(true)) {
             self.judged(peer, Presence::There, true);
         }
@@ -498,6 +516,14 @@ impl Shrinking {
         }
         about(Error::new(code, text), ranks)
     }
+}
+
+/// Whether the peer of `request` says, soon, that it has left the group.
+fn has_left(seat: &Seat, request: &ConnectRequest<'_>) -> bool {
+    seat.has_left(&ConnectRequest {
+        deadline: Instant::now() + ANSWERS_WITHIN,
+        ..*request
+    })
 }
 
 /// Closes them in good order.

@@ -1,10 +1,10 @@
 //! For whom this rank has waited, and how long: kept from the first operation on, for `stats`, `unisono status`, the log
 //! and the errors of timeouts.
 //!
-//! A wait counts from the first yield of a thread that drives an operation. One that ends within a few looks (tens of
-//! microseconds) is not looked at, and costs nothing here. A rank waits for all the ranks whose data or consent the
-//! operation needs next. In an operation that hands data on from rank to rank that is a neighbour, who may itself wait for
-//! another; so a rank is late for which others wait and which waits for none, and `unisono status` compares them.
+//! A wait counts once a thread that drives an operation has looked in vain for a while (64 yields: tens of microseconds where
+//! there are cores for all). An operation that ends within that costs nothing here. A collective waits for the peer of its
+//! next step, or for all that are missing where ranks meet. The peer may itself wait for another, as in a ring; so a rank is
+//! late for which others wait and which waits for none, and `unisono status` compares them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -66,8 +66,8 @@ impl Default for Awaited {
 }
 
 impl Waits {
-    /// Whether it is time to see for whom the thread waits: at its first yield, the second, the fourth and so on. Ranks come
-    /// while it waits for others, and are then counted for twice as long as they were missing at most.
+    /// Whether it is time to see for whom the thread waits: at its first yield, the second, the fourth and so on. A rank that
+    /// comes between two looks counts until the next: for twice as long as it was missing at most.
     pub(crate) fn is_time_to_look(&mut self) -> bool {
         self.yields = self.yields.wrapping_add(1);
         self.yields.is_power_of_two()
@@ -129,7 +129,8 @@ impl Waits {
             peer.last += u64::from(Some(spell) == longest);
             peer.time += spell;
             peer.longest = peer.longest.max(spell);
-            peer.bars[bar(spell)] += 1;
+            let bar = &mut peer.bars[bar(spell)];
+            *bar = bar.saturating_add(1);
         }
     }
 
@@ -173,8 +174,8 @@ impl Waits {
         let ranked = self.ranked();
         let (rank, worst) = ranked.first().filter(|(_, it)| it.time >= WORTH_TELLING)?;
         Some(format!(
-            "{} was waited for longest in {} of {all} operations, {:.1} ms in the median of those; in all this rank waited {:.1} s \
-             for it, of {:.1} s",
+            "{} was waited for longest in {} of {all} operations, {:.1} ms in the median; in all this rank waited {:.1} s for \
+             it, of {:.1} s",
             name(*rank),
             worst.last,
             worst.median().as_secs_f64() * 1e3,
@@ -190,7 +191,7 @@ impl Waits {
             .get(&rank)
             .filter(|it| it.last >= OFTEN && 2 * it.last > self.times())?;
         Some(format!(
-            "it was also waited for longest in {} of the {} operations before that waited, {:.1} ms in the median",
+            "was also waited for longest in {} of the {} operations before that waited, {:.1} ms in the median",
             it.last,
             self.times(),
             it.median().as_secs_f64() * 1e3

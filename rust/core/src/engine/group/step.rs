@@ -216,8 +216,11 @@ impl Group {
         visit_waits(core, |_, waiting| blamed = blamed.or(Some(waiting.peer)));
         let first = || core.matching.under_way().find_map(|message| message.peer);
         let blamed = blamed.or_else(first);
-        let history = blamed.and_then(|rank| core.waits.history(rank));
-        let history = history.map_or_else(String::new, |told| format!(" ({told})"));
+        let history = blamed.and_then(|rank| Some((rank, core.waits.history(rank)?)));
+        let history = history.map_or_else(String::new, |(rank, told)| {
+            let number = self.membership.members.number(rank);
+            format!(" ({number} {told})")
+        });
         let mut error = Error::new(
             Code::Timeout,
             format!(
@@ -342,9 +345,9 @@ impl Group {
         ready
     }
 
-    /// The thread waits: for the peers of the first steps that collectives have not done, since those of later ones may wait
-    /// for the same rank; for all ranks where they meet; and for those whose messages a caller waits for. A message that no
-    /// caller waits for may well come later.
+    /// The thread waits: for the peer of the first step that a collective has not done, since those of later ones may wait for
+    /// the same rank; for all ranks that are missing where they meet. For the senders of messages a caller waits where there is
+    /// no collective: a message that was asked for early may well come later.
     pub(crate) fn note_wait(&self, core: &mut Core) {
         let now = self.clock.now();
         core.waits.pause(|| now);
@@ -357,7 +360,7 @@ impl Group {
             }
             last = of;
         });
-        if core.leader {
+        if core.leader && core.operations.is_empty() {
             let messages = core.matching.under_way();
             awaited.extend(messages.filter_map(|message| message.peer));
         }

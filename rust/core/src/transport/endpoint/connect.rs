@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::attempt::{Attempt, ConnectRequest, Reached, Setback};
 use super::conversation::Conversation;
@@ -132,16 +132,21 @@ pub(super) fn converse(shared: &Shared, request: &ConnectRequest<'_>) -> Result<
     Err(last.unwrap_or_else(|| attempt.error(Code::System, "no TCP address".to_owned())))
 }
 
-/// Whether the peer of `request` says that it has left the group. One that has not is told nothing: a group takes no notice of
-/// a conversation.
+/// Whether the peer of `request` says that it has left the group, within the time of the request, which its addresses share.
+/// One that has not left drops the conversation.
 pub(super) fn has_left(shared: &Shared, request: &ConnectRequest<'_>) -> bool {
     let mut attempt = begin(shared, request, [0; 16]);
     attempt.grace = Duration::ZERO;
     let addresses = request.target.towards(&shared.address);
-    addresses.into_iter().any(|address| {
-        let answered = introduce(&attempt, address, Purpose::Conversation);
-        matches!(answered, Ok((_, _, Answer::Left)))
-    })
+    for (at, address) in addresses.iter().enumerate() {
+        let left = request.deadline.saturating_duration_since(Instant::now());
+        let share = left / (addresses.len() - at) as u32;
+        attempt.patience.deadline = Instant::now() + share;
+        if let Ok((_, _, answer)) = introduce(&attempt, *address, Purpose::Conversation) {
+            return answer == Answer::Left;
+        }
+    }
+    false
 }
 
 /// An attempt to open a connection of the link with that id.

@@ -334,7 +334,7 @@ impl Endpoint {
         connect::converse(&self.shared, request)
     }
 
-    /// Whether the peer of `request` has left the group, and its process runs.
+    /// Whether the peer of `request` has left the group, and its process says so; not where no answer comes in time.
     pub fn has_left(&self, request: &ConnectRequest<'_>) -> bool {
         connect::has_left(&self.shared, request)
     }
