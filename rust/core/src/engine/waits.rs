@@ -17,6 +17,9 @@ use crate::types::{Collective, Rank};
 const OCTAVES: usize = 32;
 const BARS: usize = 4;
 
+/// The yields of a thread before it is looked for whom it waits: a message between ranks that share cores takes some.
+const FIRST_LOOK: u32 = 16;
+
 /// The shortest sum of waits that the log tells of.
 const WORTH_TELLING: Duration = Duration::from_secs(1);
 
@@ -66,11 +69,11 @@ impl Default for Awaited {
 }
 
 impl Waits {
-    /// Whether it is time to see for whom the thread waits: at its first yield, the second, the fourth and so on. A rank that
-    /// comes between two looks counts until the next: for twice as long as it was missing at most.
+    /// Whether it is time to see for whom the thread waits: at its 16th yield, the 32nd and so on. A rank that comes between two
+    /// looks counts until the next: for twice as long as it was missing at most.
     pub(crate) fn is_time_to_look(&mut self) -> bool {
         self.yields = self.yields.wrapping_add(1);
-        self.yields.is_power_of_two()
+        self.yields >= FIRST_LOOK && self.yields.is_power_of_two()
     }
 
     /// Room for the ranks that the thread will wait for.
