@@ -69,8 +69,8 @@ impl Default for Awaited {
 }
 
 impl Waits {
-    /// Whether it is time to see for whom the thread waits: at its 16th yield, the 32nd and so on. A rank that comes between two
-    /// looks counts until the next: for twice as long as it was missing at most.
+    /// Whether it is time to see for whom the thread waits: at its 16th yield, the 32nd and so on. A rank that comes between
+    /// two looks counts until the next: for twice as long as it was missing at most.
     pub(crate) fn is_time_to_look(&mut self) -> bool {
         self.yields = self.yields.wrapping_add(1);
         self.yields >= FIRST_LOOK && self.yields.is_power_of_two()
