@@ -130,7 +130,7 @@ def one_does_not_come(late: int, how: str) -> tuple[Any, list[int] | None]:
     return found, shrunk.former_ranks
 
 
-def come_too_late(late: int) -> tuple[str, float] | None:
+def come_too_late(late: int, heard: Path) -> tuple[str, float] | None:
     """The others go on without a rank that lives, and close the group, before it calls shrink."""
     comm = unisono.init()
     if comm.rank == comm.size - 1:
@@ -140,14 +140,18 @@ def come_too_late(late: int) -> tuple[str, float] | None:
     if comm.rank != late:
         shrunk = comm.shrink(exclude=[late])
         comm.close()
-        time.sleep(10)
+        until = time.monotonic() + 40
+        while not heard.exists() and time.monotonic() < until:
+            time.sleep(0.05)
         assert shrunk.all_reduce(np.ones(1))[0] == shrunk.size
         return None
     time.sleep(2)
     began = time.monotonic()
     with pytest.raises(unisono.AbortedError) as caught:
         comm.shrink(timeout=60)
-    return str(caught.value), time.monotonic() - began
+    seconds = time.monotonic() - began
+    heard.touch()
+    return str(caught.value), seconds
 
 
 def leave_out(rank: int) -> list[int] | None:

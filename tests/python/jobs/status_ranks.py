@@ -62,7 +62,7 @@ def _groups(process: _status.Process) -> set[str]:
 
 
 def is_late(door: str) -> tuple[dict[str, Any], Told | None]:
-    """The last rank computes for 20 ms before each call."""
+    """The last rank computes for 50 ms before each call."""
     data = np.ones(1000, np.float32)
     if door == "torch":
         import torch
@@ -80,7 +80,7 @@ def is_late(door: str) -> tuple[dict[str, Any], Told | None]:
         call, stats = functools.partial(comm.all_reduce, data), comm.stats
     for _ in range(CALLS):
         if rank == world - 1:
-            time.sleep(0.02)
+            time.sleep(0.05)
         call()
     found = stats()
     told = None

@@ -59,7 +59,7 @@ def test_hosts_are_cut_off() -> None:
 
 @pytest.mark.skipif(TROUBLE is not None, reason=f"{TROUBLE}")
 def test_a_host_is_given_up() -> None:
-    [outcome] = chaos("-n", "5", "--hosts", "3", "--operations", "20", "--fault", "isolate@2:8/16")
+    [outcome] = chaos("-n", "5", "--hosts", "3", "--operations", "20", "--fault", "isolate@2:8/24")
     assert outcome["faults"] == {"isolate": 1}
     # The three that are left.
     assert len(outcome["recoveries"]) == 3

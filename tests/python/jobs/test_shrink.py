@@ -93,11 +93,11 @@ def test_a_rank_that_lives_and_does_not_come_is_named(how):
 
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_a_rank_that_comes_when_the_others_have_gone_on_hears_of_it(late, transport):
+def test_a_rank_that_comes_when_the_others_have_gone_on_hears_of_it(late, transport, tmp_path):
     env = {**LIMITS, "UNISONO_TRANSPORT": transport}
-    message, seconds = run(4, "come_too_late", late, gone=[3], env=env)[late]
+    message, seconds = run(4, "come_too_late", late, tmp_path / "heard", gone=[3], env=env)[late]
     assert "it has closed the communicator, and may have gone on without this rank" in message
-    assert seconds < 8
+    assert seconds < 30
 
 
 def test_ranks_are_left_out_of_a_group_that_lives():

@@ -110,8 +110,8 @@ def test_a_rank_that_is_late_is_named(door: str) -> None:
         first = waited["by_rank"][0]
         assert first["rank"] == first["global"] != rank, stats
         assert first["process"].startswith("host "), stats
-        assert 0.01 < first["median_seconds"] < 0.1, stats
-        assert waited["seconds"] > 2 * own, stats
+        assert 0.02 < first["median_seconds"] < 1, stats
+        assert waited["seconds"] > own + 1, stats
         assert set(waited["by_operation"]) == {"all_reduce"}
     assert any(stats["waited"]["by_rank"][0]["rank"] == 7 for stats, _ in others)
     (line,) = (line for line in late[1].lines if " was late: " in line)
@@ -123,7 +123,7 @@ def test_a_timeout_says_that_the_rank_was_late_before() -> None:
     assert none is None
     assert re.search(
         r"timed out .* \(rank 1 was also waited for longest in \d+ of the \d+ operations before "
-        r"that waited, [12]\d\.\d ms in the median\); is that rank stuck",
+        r"that waited, \d+\.\d ms in the median\); is that rank stuck",
         said,
     ), said
 
