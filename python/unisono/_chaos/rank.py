@@ -123,7 +123,7 @@ def _open(post: Post) -> Door:
     os.environ.setdefault("UNISONO_TIMEOUT", f"{TIMEOUT:g}")
     os.environ.setdefault("UNISONO_JOIN_TIMEOUT", f"{MEETING:g}")
     if post.round.isolated():
-        os.environ["UNISONO_PEER_TIMEOUT"] = f"{SILENCE:g}"
+        os.environ.setdefault("UNISONO_PEER_TIMEOUT", f"{SILENCE:g}")
     if not post.network:
         os.environ["UNISONO_HOST"] = f"host {post.round.hosts[post.number]}"
     doors: dict[str, Callable[[Post], Door]] = {"numpy": NumPy, "torch": Torch, "c": C}
