@@ -9,7 +9,7 @@
 //! A direction takes a new key every 2^20 records, long before the bounds that AES-GCM has for one key.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -80,7 +80,7 @@ impl Cipher {
 
 /// Why nothing was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The socket says so; `AGAIN`: not now.
     Socket(Errno),
     /// The bytes that arrived are not those that the peer sent.
@@ -120,6 +120,25 @@ impl fmt::Debug for Sealed {
     }
 }
 
+/// A socket that carries bytes. None of its calls blocks; `AGAIN`: not now.
+pub(crate) trait Carrier {
+    /// Takes the first of these bytes, as many as go now.
+    fn send(&self, bytes: &[u8]) -> Result<usize, Errno>;
+
+    /// Receives into `bytes`, as much as is there; 0: the peer's end has closed.
+    fn receive(&self, bytes: &mut [u8]) -> Result<usize, Errno>;
+}
+
+impl<S: AsFd> Carrier for S {
+    fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+    }
+
+    fn receive(&self, bytes: &mut [u8]) -> Result<usize, Errno> {
+        recv(self, bytes, RecvFlags::DONTWAIT).map(|(_, count)| count)
+    }
+}
+
 impl Sealed {
     pub(super) fn new(cipher: Cipher) -> Self {
         Self {
@@ -147,7 +166,7 @@ impl Sealed {
 
     /// Sends as much of `bytes` as the socket takes. Says how many of them went; `AGAIN`: none. The next call must begin with
     /// the bytes that did not go.
-    pub(super) fn send(&mut self, socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    pub(super) fn send(&mut self, socket: &impl Carrier, bytes: &[u8]) -> Result<usize, Errno> {
         let mut done = 0;
         loop {
             match self.flush(socket) {
@@ -168,10 +187,9 @@ impl Sealed {
         }
     }
 
-    fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    fn flush(&mut self, socket: &impl Carrier) -> Result<(), Errno> {
         while self.sent < self.outgoing.len() {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match send(socket, &self.outgoing[self.sent..], flags) {
+            match socket.send(&self.outgoing[self.sent..]) {
                 Ok(count) => self.sent += count,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
@@ -188,7 +206,7 @@ impl Sealed {
     /// `AGAIN` when nothing is there.
     pub(super) fn receive(
         &mut self,
-        socket: BorrowedFd<'_>,
+        socket: &impl Carrier,
         bytes: &mut [u8],
     ) -> Result<usize, Failure> {
         let done = self.take(bytes)?;
@@ -197,9 +215,9 @@ impl Sealed {
         }
         let arrived = loop {
             self.make_room();
-            match recv(socket, &mut self.incoming[self.end..], RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Ok(0),
-                Ok((_, count)) => break count,
+            match socket.receive(&mut self.incoming[self.end..]) {
+                Ok(0) => return Ok(0),
+                Ok(count) => break count,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -265,7 +283,6 @@ impl Sealed {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -286,12 +303,12 @@ mod tests {
         let (mut sender, mut receiver) = (Sealed::new(a), Sealed::new(b));
         let (mut sent, mut received) = (0, Vec::new());
         while received.len() < bytes.len() {
-            match sender.send(near.as_fd(), &bytes[sent..]) {
+            match sender.send(&near, &bytes[sent..]) {
                 Ok(count) => sent += count,
                 Err(errno) => assert_eq!(errno, Errno::AGAIN),
             }
             let mut part = vec![0; piece];
-            match receiver.receive(far.as_fd(), &mut part) {
+            match receiver.receive(&far, &mut part) {
                 Ok(count) => received.extend(&part[..count]),
                 Err(failure) => assert_eq!(failure, Failure::Socket(Errno::AGAIN)),
             }
@@ -352,7 +369,7 @@ mod tests {
             let mut receiver = Sealed::new(b);
             let mut bytes = [0; 64];
             loop {
-                match receiver.receive(far.as_fd(), &mut bytes) {
+                match receiver.receive(&far, &mut bytes) {
                     Ok(count) => assert!(count > 0, "the socket is open"),
                     Err(failure) => break failure,
                 }
@@ -370,7 +387,7 @@ mod tests {
         let (a, b) = ciphers();
         let mut sender = Sealed::new(a);
         let words = b"words that must not be seen".repeat(10);
-        assert_eq!(sender.send(near.as_fd(), &words), Ok(words.len()));
+        assert_eq!(sender.send(&near, &words), Ok(words.len()));
         let mut wire = vec![0; 4096];
         let count = far.read(&mut wire).expect("bytes");
         wire.truncate(count);
@@ -384,9 +401,9 @@ mod tests {
         drop(again);
         let mut receiver = Sealed::new(b);
         let mut bytes = [0; 4096];
-        let first = receiver.receive(there.as_fd(), &mut bytes);
+        let first = receiver.receive(&there, &mut bytes);
         assert_eq!(first, Err(Failure::Socket(Errno::AGAIN)));
-        assert_eq!(receiver.receive(there.as_fd(), &mut bytes), Ok(0));
+        assert_eq!(receiver.receive(&there, &mut bytes), Ok(0));
         assert!(!receiver.is_ready());
     }
 }

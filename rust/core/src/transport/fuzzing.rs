@@ -1,6 +1,5 @@
 //! Bytes that come instead of a handshake, and after it.
 
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::LazyLock;
 
@@ -146,7 +145,7 @@ pub fn sealed(bytes: &[u8]) {
         let expected = &contents[..whole.expect("nothing is whole").1];
         let mut piece = vec![0; 1 + usize::from(what / 6)];
         loop {
-            match receiver.receive(far.as_fd(), &mut piece) {
+            match receiver.receive(&far, &mut piece) {
                 Ok(count) => received.extend_from_slice(&piece[..count]),
                 Err(Failure::Socket(errno)) => {
                     assert_eq!(errno, Errno::AGAIN);

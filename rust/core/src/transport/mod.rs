@@ -165,9 +165,15 @@ pub trait Link: ControlChannel + Send {
         false
     }
 
-    /// Whether one of them that does not has bytes that the peer may lack. A peer that has left needs none.
+    /// Whether one of them that does not, or over which nothing comes back, has bytes that the peer may lack. A peer that has
+    /// left needs none.
     fn is_owing(&self) -> bool {
         false
+    }
+
+    /// Whether the peer's system has all that was sent, as far as that is known. A peer that has left needs nothing.
+    fn is_settled(&self) -> bool {
+        true
     }
 
     /// The last time in which they did not, once it is over; told once.

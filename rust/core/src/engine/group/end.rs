@@ -16,6 +16,10 @@ use crate::engine::state::{Core, Group};
 /// to stop sending.
 pub(crate) const LINGER: Duration = Duration::from_millis(250);
 
+/// How long a rank that leaves waits at most until what it sent has been acknowledged. A connection that has broken on the way
+/// shows it sooner, once the system has sent the same bytes again.
+const SETTLE: Duration = Duration::from_secs(1);
+
 impl Group {
     /// The group has failed: every operation fails with the first cause, and the other ranks get a notice.
     pub(crate) fn fail(&self, core: &mut Core, error: Error) {
@@ -81,25 +85,35 @@ impl Group {
         drop((endpoint, stay));
     }
 
-    /// Waits while connections are made again that have broken with bytes that the peers may lack: those are lost with this
-    /// rank. A peer that cannot be reached is waited for as long as its host may be silent.
+    /// Waits until the peers' systems have what was sent: connections are not made again after the farewell.
     fn await_mending(&self) {
-        let until = Instant::now() + self.mending_limit();
+        let begin = Instant::now();
         while !self.is_closed() && self.home.is_here() && self.error().is_none() {
             let mut core = self.core.lock();
             self.read_mail(&mut core);
-            let owing = core.links.iter_open().any(|(_, _, open)| {
-                // Whatever it returns, the link returns it again at the next look.
-                let _ = open.link.peer_state();
-                open.ended.is_none() && open.link.is_owing()
-            });
+            let limit = self.owes(&mut core);
             self.mend_links(&mut core);
             drop(core);
-            if !owing || Instant::now() >= until {
+            if begin.elapsed() >= limit {
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// For how long a group that is about to leave waits for its links, at most: a peer that cannot be reached may be silent
+    /// for so long as its host may, and a peer that does not read what was sent for [`SETTLE`].
+    pub(crate) fn owes(&self, core: &mut Core) -> Duration {
+        let limits = core.links.iter_open().map(|(_, _, open)| {
+            // Whatever it returns, the link returns it again at the next look.
+            let _ = open.link.peer_state();
+            match open.ended.is_none() {
+                true if open.link.is_owing() => self.mending_limit(),
+                true if !open.link.is_settled() => SETTLE,
+                _ => Duration::ZERO,
+            }
+        });
+        limits.max().unwrap_or_default()
     }
 
     /// Says farewell, and ends what is under way. Returns the links, over which sent bytes may still be on their way, unless

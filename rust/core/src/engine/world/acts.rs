@@ -58,7 +58,7 @@ impl World {
         let is_over =
             player.group.error().is_some() || player.next == self.scenario(seat).steps.len();
         if is_over {
-            if player.is_under_way() {
+            if player.is_under_way() || self.owes(seat) {
                 return false;
             }
             self.leave(seat);
@@ -242,6 +242,20 @@ impl World {
                 Err(error) => format!("ends {name} of step {step}: {error}"),
             });
         }
+    }
+
+    /// Whether it waits for its links before it leaves, as a group does that is closed.
+    fn owes(&mut self, seat: Seat) -> bool {
+        let now = self.clock.now();
+        let player = &mut self.players[seat];
+        let limit = match player.group.error() {
+            None => player.group.owes(&mut player.group.core.lock()),
+            Some(_) => Duration::ZERO,
+        };
+        let since = *player.closes_since.get_or_insert(now);
+        player.attends_at = player.attends_at.min(now + LOOK);
+        player.computes_until = None;
+        now < since + limit
     }
 
     fn leave(&mut self, seat: Seat) {

@@ -33,6 +33,8 @@ pub(super) struct Player {
     pub(super) computes_until: Option<Instant>,
     pub(super) paused_until: Option<Instant>,
     pub(super) attends_at: Instant,
+    /// When it was about to leave first.
+    pub(super) closes_since: Option<Instant>,
     seen: u64,
     pub(super) stage: Stage,
     /// When it last began something.
@@ -119,6 +121,7 @@ impl Player {
             computes_until: None,
             paused_until: None,
             attends_at: now + ATTENTION,
+            closes_since: None,
             seen: 0,
             stage: Stage::Alive,
             active: now,

@@ -304,7 +304,7 @@ impl Control {
     /// although they do not fill the chunk: the kernel ends a read after the bytes that came with a descriptor.
     fn receive(&mut self, chunk: &mut [u8]) -> Result<(usize, bool), Failure> {
         if let Some(sealed) = &mut self.sealed {
-            let count = sealed.receive(self.socket.as_fd(), chunk)?;
+            let count = sealed.receive(&self.socket, chunk)?;
             return Ok((count, sealed.is_ready()));
         }
         let Some(segments) = &mut self.segments else {

@@ -46,7 +46,7 @@ impl Outbound {
         while !self.bytes.is_empty() {
             let sent = match &mut sealed {
                 None => self.transmit(socket),
-                Some(sealed) => sealed.send(socket, &self.bytes),
+                Some(sealed) => sealed.send(&socket, &self.bytes),
             };
             match sent {
                 Ok(count) => self.sent(count),

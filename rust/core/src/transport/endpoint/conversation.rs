@@ -63,7 +63,7 @@ impl Conversation {
         frame.extend(message);
         let mut rest = &frame[..];
         while !rest.is_empty() {
-            match self.sealed.send(self.stream.as_fd(), rest) {
+            match self.sealed.send(&self.stream, rest) {
                 Ok(count) => rest = &rest[count..],
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
                 Err(_) => return Err(gone()),
@@ -82,7 +82,7 @@ impl Conversation {
                 return Ok(Some(message));
             }
             let mut room = [0; 4096];
-            match self.sealed.receive(self.stream.as_fd(), &mut room) {
+            match self.sealed.receive(&self.stream, &mut room) {
                 Ok(0) => return Err(gone()),
                 Ok(count) => self.incoming.extend(&room[..count]),
                 Err(Failure::Socket(Errno::AGAIN)) => match self.wait(PollFlags::IN, deadline) {

@@ -7,25 +7,22 @@
 mod resumption;
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, ioctl_fionread};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
 
 pub(super) use self::resumption::say;
-use super::kernel::unacknowledged;
 use super::ledger::Ledger;
-use crate::fork;
+use super::socket::Socket;
 use crate::transport::cipher::{Cipher, Failure, RECORD, Sealed};
 use crate::transport::control::describe;
 
 /// A connection that never blocks.
 #[derive(Debug)]
-pub(super) struct Connection {
-    socket: TcpStream,
+pub(crate) struct Connection<S = TcpStream> {
+    socket: S,
     /// The number of sockets that it had before this one.
     sockets: u32,
     /// The encryption of its bytes, where they are encrypted.
@@ -70,13 +67,11 @@ const MOST_FROZEN: usize = 8 << 20;
 /// Bytes of the count that begins a further socket.
 const COUNT: usize = size_of::<u64>();
 
-impl Connection {
+impl<S: Socket> Connection<S> {
     /// # Errors
     /// When the socket does not take its options.
-    pub(super) fn new(socket: TcpStream, cipher: Option<Cipher>) -> std::io::Result<Self> {
-        fork::keep_private(&socket);
-        socket.set_nonblocking(true)?;
-        socket.set_nodelay(true)?;
+    pub(crate) fn new(socket: S, cipher: Option<Cipher>) -> std::io::Result<Self> {
+        socket.set_up()?;
         let sealed = cipher.map(|cipher| Box::new(Sealed::new(cipher)));
         Ok(Self {
             socket,
@@ -102,7 +97,7 @@ impl Connection {
         self.sealed.is_some()
     }
 
-    pub(super) fn socket(&self) -> &TcpStream {
+    pub(super) fn socket(&self) -> &S {
         &self.socket
     }
 
@@ -110,7 +105,7 @@ impl Connection {
     ///
     /// # Errors
     /// `AGAIN` when nothing went.
-    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
         self.send_pieces(&[bytes])
     }
 
@@ -160,10 +155,9 @@ impl Connection {
     }
 
     fn transmit(&mut self, pieces: &[&[u8]]) -> Result<usize, Errno> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if let Some(sealed) = &mut self.sealed {
             if let [bytes] = pieces {
-                return sealed.send(self.socket.as_fd(), bytes);
+                return sealed.send(&self.socket, bytes);
             }
             // Sealed bytes are copied in any case: as many as fit in one record.
             let mut record = Vec::new();
@@ -171,29 +165,19 @@ impl Connection {
                 let fits = piece.len().min(RECORD - record.len());
                 record.extend_from_slice(&piece[..fits]);
             }
-            return sealed.send(self.socket.as_fd(), &record);
+            return sealed.send(&self.socket, &record);
         }
         if let [bytes] = pieces {
-            return send(&self.socket, bytes, flags);
+            return self.socket.send(bytes);
         }
-        let empty = || IoSlice::new(&[]);
-        let mut slices = [empty(), empty(), empty()];
-        for (slice, piece) in slices.iter_mut().zip(pieces) {
-            *slice = IoSlice::new(piece);
-        }
-        sendmsg(
-            &self.socket,
-            &slices[..pieces.len()],
-            &mut SendAncillaryBuffer::default(),
-            flags,
-        )
+        self.socket.send_pieces(pieces)
     }
 
     /// Receives into `bytes`, by one system call where there is something.
     ///
     /// # Errors
     /// `AGAIN` when nothing is there.
-    pub(super) fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, Failure> {
+    pub(crate) fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, Failure> {
         if !self.backlog.is_empty() {
             return Ok(self.take_backlog(bytes));
         }
@@ -228,8 +212,8 @@ impl Connection {
 
     fn take_in(&mut self, bytes: &mut [u8]) -> Result<usize, Failure> {
         match &mut self.sealed {
-            None => Ok(recv(&self.socket, bytes, RecvFlags::DONTWAIT)?.1),
-            Some(sealed) => sealed.receive(self.socket.as_fd(), bytes),
+            None => Ok(self.socket.receive(bytes)?),
+            Some(sealed) => sealed.receive(&self.socket, bytes),
         }
     }
 
@@ -274,7 +258,7 @@ impl Connection {
     }
 
     /// Why no other socket can take the place of this one, if that is so.
-    pub(super) fn beyond(&self) -> Option<&str> {
+    pub(crate) fn beyond(&self) -> Option<&str> {
         match &self.stage {
             Stage::Beyond(cause) => Some(cause),
             _ => None,
@@ -282,29 +266,30 @@ impl Connection {
     }
 
     /// Whether the caller's bytes go.
-    pub(super) fn is_flowing(&self) -> bool {
+    pub(crate) fn is_flowing(&self) -> bool {
         matches!(self.stage, Stage::Flowing)
     }
 
     /// Whether it has bytes that the peer may lack, and they do not go.
-    pub(super) fn is_owing(&self) -> bool {
-        !self.is_flowing() && self.beyond().is_none() && self.ledger.kept() > 0
+    pub(crate) fn is_owing(&self) -> bool {
+        match self.stage {
+            Stage::Flowing => self.socket.unacknowledged() > 0 && self.socket.is_unanswered(),
+            Stage::Greeting | Stage::Repeating | Stage::Broken { .. } => self.ledger.kept() > 0,
+            Stage::Beyond(_) => false,
+        }
     }
 
     /// Looks whether the socket has broken, or the peer has closed its end.
-    pub(super) fn look(&mut self) {
+    pub(crate) fn look(&mut self) {
         let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         if self.is_flowing() && self.ready(PollFlags::RDHUP).intersects(end) {
-            let cause = match self.socket.take_error() {
-                Ok(Some(error)) => Errno::from_io_error(&error).map(describe),
-                _ => None,
-            };
+            let cause = self.socket.take_error().map(describe);
             self.stop(&cause.unwrap_or_else(|| "connection closed".to_owned()));
         }
     }
 
     /// Whether another socket is about to take the place of this one, though it has not broken.
-    pub(super) fn freeze(&mut self, is_frozen: bool) {
+    pub(crate) fn freeze(&mut self, is_frozen: bool) {
         self.is_frozen = is_frozen;
     }
 
@@ -324,7 +309,7 @@ impl Connection {
     }
 
     /// Whether bytes may go now.
-    pub(super) fn may_send(&self) -> bool {
+    pub(crate) fn may_send(&self) -> bool {
         match self.stage {
             Stage::Flowing => self.ready(PollFlags::OUT).contains(PollFlags::OUT),
             _ => self.may_go_on(),
@@ -339,9 +324,9 @@ impl Connection {
         let mut received = self.take_backlog(bytes);
         self.ledger.note_received(bytes.len() - received);
         while received < bytes.len() {
-            match recv(&self.socket, &mut bytes[received..], RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Err(Errno::PIPE),
-                Ok((_, count)) => received += count,
+            match self.socket.receive(&mut bytes[received..]) {
+                Ok(0) => return Err(Errno::PIPE),
+                Ok(count) => received += count,
                 Err(Errno::AGAIN | Errno::INTR) => std::thread::yield_now(),
                 Err(errno) => return Err(errno),
             }
@@ -355,12 +340,12 @@ impl Connection {
             Some(_) => 0,
             None if !self.backlog.is_empty() => self.backlog.len(),
             None if self.heard < COUNT => 0,
-            None => ioctl_fionread(&self.socket).map_or(0, |bytes| bytes as usize),
+            None => self.socket.arrived(),
         }
     }
 
     /// Whether something to receive is here already, or arrives now.
-    pub(super) fn may_receive(&self) -> bool {
+    pub(crate) fn may_receive(&self) -> bool {
         self.has_opened() || (!self.is_dry() && self.ready(PollFlags::IN).contains(PollFlags::IN))
     }
 
@@ -376,11 +361,7 @@ impl Connection {
 
     /// Which of `wanted` the socket is ready for now; also `HUP` and `ERR`.
     pub(super) fn ready(&self, wanted: PollFlags) -> PollFlags {
-        let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), wanted)];
-        match poll(&mut fds, Some(&Timespec::default())) {
-            Ok(_) => fds[0].revents(),
-            Err(_) => PollFlags::empty(),
-        }
+        self.socket.ready(wanted)
     }
 
     /// Whether nothing more will arrive over this socket than what the kernel has.
@@ -392,13 +373,11 @@ impl Connection {
 
     /// Whether the peer has closed its end and all before that has been received.
     pub(super) fn is_at_its_end(&mut self) -> bool {
-        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         if self.has_opened() || !self.is_flowing() || !self.has_ended() {
             return false;
         }
-        match recv(&self.socket, &mut [0; 1], flags) {
-            Ok((_, count)) => count == 0,
-            Err(Errno::AGAIN | Errno::INTR) => false,
+        match self.socket.is_at_its_end() {
+            Ok(is_there) => is_there,
             // Told once.
             Err(errno) => {
                 self.stop(&describe(errno));
@@ -408,10 +387,10 @@ impl Connection {
     }
 
     /// Whether the peer's system has all that was sent, or never will.
-    pub(super) fn is_acknowledged(&self) -> bool {
+    pub(crate) fn is_acknowledged(&self) -> bool {
         match self.stage {
             // The end of the stream counts as one byte, and is acknowledged late.
-            Stage::Flowing => unacknowledged(&self.socket) <= 1,
+            Stage::Flowing => self.socket.unacknowledged() <= 1,
             Stage::Greeting | Stage::Repeating => false,
             Stage::Broken { .. } | Stage::Beyond(_) => true,
         }
@@ -421,7 +400,7 @@ impl Connection {
     pub(super) fn finish(&mut self) {
         self.is_finished = true;
         if self.is_flowing() {
-            let _ = self.socket.shutdown(Shutdown::Write);
+            self.socket.end_sending();
         }
     }
 
@@ -445,8 +424,8 @@ fn after<'a>(pieces: &[&'a [u8]], mut skipped: usize) -> [&'a [u8]; 3] {
 
 /// How many of the last bytes that went over the socket the peer's system may lack. Of a record that has not come whole the
 /// peer has nothing.
-fn lacking(socket: &TcpStream, is_sealed: bool) -> usize {
-    match unacknowledged(socket) {
+fn lacking(socket: &impl Socket, is_sealed: bool) -> usize {
+    match socket.unacknowledged() {
         0 => 0,
         bytes => bytes + if is_sealed { RECORD } else { 0 },
     }

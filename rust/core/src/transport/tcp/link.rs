@@ -165,6 +165,13 @@ impl TcpLink {
         Ok(0)
     }
 
+    /// Whether a connection has bytes that a peer may lack which has not left.
+    fn may_lack(&self, has: impl FnMut(&Connection) -> bool) -> bool {
+        let outgoing = self.outgoing.stripes().iter();
+        let mut connections = outgoing.chain(self.incoming.stripes()).chain([&self.data]);
+        self.broken.is_none() && !self.control.has_left() && connections.any(has)
+    }
+
     fn forged(&self) -> Error {
         let message = format!(
             "bytes from {} were changed, repeated or left out on the way: an attacker on the path, or a faulty device, alters the connection",
@@ -385,10 +392,11 @@ impl Link for TcpLink {
     }
 
     fn is_owing(&self) -> bool {
-        let outgoing = self.outgoing.stripes().iter();
-        let mut connections = outgoing.chain(self.incoming.stripes()).chain([&self.data]);
-        let has_left = self.control.has_left();
-        connections.any(Connection::is_owing) && self.broken.is_none() && !has_left
+        self.may_lack(Connection::is_owing)
+    }
+
+    fn is_settled(&self) -> bool {
+        !self.may_lack(|connection| !connection.is_acknowledged())
     }
 
     fn is_unanswered(&self) -> bool {

@@ -8,7 +8,12 @@ pub(super) mod kernel;
 mod ledger;
 pub mod link;
 pub mod mending;
+mod socket;
 mod streams;
 pub mod stripes;
 
+#[cfg(test)]
+pub(crate) use connection::Connection;
 pub use link::TcpLink;
+#[cfg(test)]
+pub(crate) use socket::Socket;

@@ -1,26 +1,26 @@
 //! The change to another socket: the old one is emptied, the counts are exchanged, and what the peer lacks goes again.
 
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use super::{COUNT, Connection, Stage};
+use super::{COUNT, Connection, Socket, Stage};
 use crate::transport::cipher::{Cipher, Failure};
 use crate::transport::control::describe;
 
 /// Bytes that former sockets may leave, at most: more than several of them hold.
 const MOST_BACKLOG: usize = 64 << 20;
 
-impl Connection {
+impl<S: Socket> Connection<S> {
     /// A connection over the socket with that number; those before it have carried nothing here.
     ///
     /// # Errors
     /// When the socket does not take its options.
     pub(in crate::transport::tcp) fn further(
         number: u32,
-        socket: TcpStream,
+        socket: S,
         cipher: Option<Cipher>,
     ) -> std::io::Result<Self> {
         Ok(Self {
@@ -37,10 +37,10 @@ impl Connection {
     ///
     /// # Errors
     /// When the socket does not take its options.
-    pub(in crate::transport::tcp) fn replace(
+    pub(crate) fn replace(
         &mut self,
         number: u32,
-        socket: TcpStream,
+        socket: S,
         cipher: Option<Cipher>,
         answer: &[u8],
     ) -> std::io::Result<()> {
@@ -67,13 +67,15 @@ impl Connection {
         further.backlog = std::mem::take(&mut self.backlog);
         further.is_finished = self.is_finished;
         *self = further;
-        say(&self.socket, answer);
+        if !answer.is_empty() {
+            let _ = self.socket.send(answer);
+        }
         self.go_on();
         Ok(())
     }
 
     /// Does what comes before the caller's bytes, as far as that goes. Whether these may go now.
-    pub(in crate::transport::tcp) fn go_on(&mut self) -> bool {
+    pub(crate) fn go_on(&mut self) -> bool {
         if matches!(self.stage, Stage::Greeting) {
             self.greet();
         }
@@ -124,12 +126,12 @@ impl Connection {
             self.stop(&describe(errno));
         }
         if self.is_finished && self.is_flowing() {
-            let _ = self.socket.shutdown(Shutdown::Write);
+            self.socket.end_sending();
         }
     }
 
     /// Whether [`Connection::go_on`] has something to do.
-    pub(in crate::transport::tcp) fn may_go_on(&self) -> bool {
+    pub(crate) fn may_go_on(&self) -> bool {
         let wanted = match self.stage {
             Stage::Greeting if self.told < COUNT => PollFlags::IN | PollFlags::OUT,
             Stage::Greeting => PollFlags::IN,
