@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::mask::Mask;
 use crate::device::{self, DeviceGroup};
-use crate::engine::{Group, WorkState};
+use crate::engine::{Group, Mask, WorkState};
 use crate::error::Result;
 use crate::fork::Own;
 use crate::types::Rank;

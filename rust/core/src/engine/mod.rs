@@ -26,7 +26,7 @@
 //! - `drive/`: who moves a group: callers that wait, the progress thread, completions; and how they wait.
 //! - `members`: the ranks of a group, as errors name them. `links`: the links of a group, opened when first used. `calibrate`:
 //!   the costs of this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
-//!   `waits`: for whom this rank has waited.
+//!   `waits`: for whom this rank has waited. `mask`: groups whose ranks keep their numbers where some are gone.
 //! - `clock`: the time, which the engine asks its group for. `world`: all ranks of a group in one thread, on a clock of their
 //!   own, from a seed.
 
@@ -39,6 +39,7 @@ pub(crate) mod fuzzing;
 mod group;
 mod links;
 mod mailbox;
+mod mask;
 mod members;
 pub(crate) mod membership;
 mod message;
@@ -58,6 +59,7 @@ pub(crate) use drive::progress::Driven;
 pub use drive::threads::wait_for_threads;
 pub(crate) use group::for_devices::Identity;
 pub(crate) use group::{bootstrap, pricing};
+pub(crate) use mask::Mask;
 pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
 pub(crate) use work::WorkState;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::player::{Running, Sleep, Stage, What};
+use super::player::{Player, Running, Sleep, Stage, What};
 use super::program::{Call, Message, Share, Step, Store, share_of_chain};
 use super::random::Random;
 use super::scenario::Fault;
@@ -11,7 +11,7 @@ use super::{IDLE_TURNS, Seat, World};
 use crate::engine::group::end::{LINGER, are_delivered};
 use crate::engine::work::{PointToPoint, WorkState};
 use crate::error::{Code, Result};
-use crate::types::DataType;
+use crate::types::{DataType, Rank};
 
 /// Steps that a rank has begun and not waited for.
 const OUTSTANDING: usize = 4;
@@ -157,6 +157,10 @@ impl World {
     fn begin_collective(&mut self, seat: Seat, step: usize, call: &Call) {
         let (rank, world) = self.place(seat);
         let share = call.share(rank, world);
+        let share = match &self.scenario(seat).numbers {
+            Some(numbers) => numbers.widen(call, rank, share),
+            None => share,
+        };
         let begun = self.call(seat, call, &share);
         self.note_begun(seat, step, begun, What::Collective(share));
     }
@@ -177,17 +181,21 @@ impl World {
     }
 
     fn call(&mut self, seat: Seat, call: &Call, share: &Share) -> Result<Arc<WorkState>> {
-        let mut request = call.request(self.players[seat].rank, share);
-        let group = &self.players[seat].group;
-        match self.random.once_in(4) {
+        let is_now = self.random.once_in(4);
+        let Player { group, rank, .. } = &self.players[seat];
+        let begin = |mut request| match is_now {
             true => group.begin_now(&mut request),
             false => group.submit(request, None, false),
+        };
+        match &self.scenario(seat).numbers {
+            Some(numbers) => numbers.carry(call, (*rank, share), begin),
+            None => begin(call.request(share, (call.root, call.sizes(*rank)))),
         }
     }
 
     fn begin_send(&mut self, seat: Seat, step: usize, message: &Message) {
         let store = Store::new(&message.payload(), self.random.once_in(3));
-        let place = (message.to, message.tag_in(step));
+        let place = (self.peer(seat, message.to), message.tag_in(step));
         let group = &self.players[seat].group;
         let begun = group.send(DataType::UInt8, store.memory(), place, blocking());
         self.note_begun(seat, step, begun, What::Send(store));
@@ -195,11 +203,17 @@ impl World {
 
     fn begin_receive(&mut self, seat: Seat, step: usize, message: &Message) {
         let store = Store::new(&vec![0; message.bytes], self.random.once_in(3));
-        let from = (!message.from_any).then_some(message.from);
+        let from = (!message.from_any).then(|| self.peer(seat, message.from));
         let place = (from, message.tag_in(step));
         let group = &self.players[seat].group;
         let begun = group.receive(DataType::UInt8, store.memory(), place, blocking());
         self.note_begun(seat, step, begun, What::Receive(store, message.payload()));
+    }
+
+    /// The rank of the group that a rank knows by the number of this one.
+    fn peer(&self, seat: Seat, peer: Rank) -> Rank {
+        let numbers = self.scenario(seat).numbers.as_ref();
+        numbers.map_or(peer, |numbers| numbers.place(self.players[seat].rank, peer))
     }
 
     fn note_begun(&mut self, seat: Seat, step: usize, begun: Result<Arc<WorkState>>, what: What) {

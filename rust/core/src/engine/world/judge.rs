@@ -33,6 +33,9 @@ impl World {
         };
         for scenario in &self.teams {
             found.reached.insert(scenario.fault.name().to_owned());
+            if scenario.numbers.is_some() {
+                found.reached.insert("ranks that are gone".into());
+            }
         }
         if self.teams.len() > 1 {
             found.reached.insert("a group beside another".into());

@@ -9,6 +9,7 @@
 //!
 //! In one world of five some of the processes have a second group beside that of all, with calls of its own at the same time.
 //! A process that dies does so in both; a bad call in one must leave the other alone.
+//! In one of four the ranks of a group have kept the numbers of a larger one, whose other ranks are gone.
 //!
 //! These must hold, whatever the seed:
 //!
@@ -22,13 +23,15 @@
 //! - No rank stays awake without moving.
 //! - Every descriptor and every block of the heap has been given back in the end.
 //!
-//! `scenario`: a seed's decisions before the first step. `program`: calls, data and results. `fabric`: the links. `player`: one
+//! `scenario`: a seed's decisions before the first step. `program`: calls, data and results, `masked`: those of ranks that
+//! have kept their numbers. `fabric`: the links. `player`: one
 //! rank, and `acts`: its turns and calls. `judge`: the oracles. `tests` says how to replay a seed.
 
 mod acts;
 mod fabric;
 mod judge;
 mod making;
+mod masked;
 mod player;
 mod program;
 pub(in crate::engine) mod random;

@@ -323,12 +323,9 @@ impl Call {
         }
     }
 
-    /// The call of `rank` on its share, which must live until the operation has ended.
-    pub(super) fn request(&self, rank: Rank, share: &Share) -> Request {
-        let sizes = self.sizes(rank);
-        let Self {
-            dtype, op, root, ..
-        } = *self;
+    /// The call of a rank on its share, which must live until the operation has ended.
+    pub(super) fn request(&self, share: &Share, (root, sizes): (Rank, Sizes)) -> Request {
+        let Self { dtype, op, .. } = *self;
         let input = share.input.as_ref().map(Store::memory);
         let output = share.output.as_ref().map(Store::memory);
         let some = |memory: Option<Memory>| memory.unwrap_or_else(Memory::empty);
@@ -347,7 +344,7 @@ impl Call {
         }
     }
 
-    fn sizes(&self, rank: Rank) -> Sizes {
+    pub(super) fn sizes(&self, rank: Rank) -> Sizes {
         let counts = self.row(rank);
         if self.collective == Collective::AllToAll {
             return Sizes::PerPair {

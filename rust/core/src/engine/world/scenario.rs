@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::masked::Numbers;
 use super::program::{Step, Style};
 use super::random::Random;
 use crate::plan::Algorithm;
@@ -24,6 +25,8 @@ pub(super) struct Scenario {
     /// Whether a rank waits for the end of a step before it begins the next.
     pub(super) waits: Vec<bool>,
     pub(super) fault: Fault,
+    /// The numbers of the ranks, where they are those of a larger group.
+    pub(super) numbers: Option<Numbers>,
 }
 
 /// The one thing that goes wrong, if anything does.
@@ -120,6 +123,7 @@ impl Scenario {
             steps,
             waits,
             fault,
+            numbers: random.once_in(4).then(|| Numbers::random(random, world)),
         }
     }
 
@@ -159,6 +163,7 @@ impl Scenario {
             fault: fault
                 .filter(|it| !matches!(it, Fault::Lie { .. }))
                 .unwrap_or(Fault::None),
+            numbers: random.once_in(4).then(|| Numbers::random(random, world)),
         }
     }
 }

@@ -23,7 +23,7 @@ const SEEDS: u64 = 10_000;
 const REPEATED: u64 = 50;
 
 /// Marks that an ordinary run reaches beside every algorithm of messages, so that faults there can be found.
-const REACHED: [&str; 19] = [
+const REACHED: [&str; 20] = [
     "success",
     "Timeout",
     "PeerLost",
@@ -43,6 +43,7 @@ const REACHED: [&str; 19] = [
     "an early farewell",
     "a lie",
     "a group beside another",
+    "ranks that are gone",
 ];
 
 /// How often each mark was reached, and the seeds that did not hold.

@@ -242,7 +242,7 @@ impl<S: Socket> Connection<S> {
     }
 
     /// Why the socket has broken, if it has.
-    pub(super) fn cause(&self) -> Option<&str> {
+    pub(crate) fn cause(&self) -> Option<&str> {
         match &self.stage {
             Stage::Broken { cause, .. } => Some(cause),
             _ => None,

@@ -207,7 +207,7 @@ impl Link for SimulatedLink {
         let has_bytes = self.received.len() > self.part || self.connection.may_receive();
         let has_room = self.connection.may_send();
         let goes_on = self.connection.may_go_on();
-        let is_greeting = !self.connection.is_flowing();
+        let is_greeting = !self.connection.is_flowing() && self.connection.cause().is_none();
         self.with(|this, peer, now| {
             let has_news = peer.said.front().is_some_and(|(at, _)| *at <= now);
             (this.armed, this.is_greeting) = (Some(interest), is_greeting);

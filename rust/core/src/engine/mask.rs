@@ -7,14 +7,14 @@
 
 use std::sync::Arc;
 
+use super::{Completion, PointToPoint, Request, Sizes};
 use crate::buffer::Memory;
-use crate::engine::{Completion, PointToPoint, Request, Sizes};
 use crate::error::{Error, Result};
 use crate::types::{Collective, Rank};
 
 /// The numbers of the ranks of a group whose ranks keep them.
 #[derive(Debug)]
-pub(super) struct Mask {
+pub(crate) struct Mask {
     /// How many numbers there are.
     world: usize,
     /// The number of each rank of the group, in its order there.
@@ -25,24 +25,24 @@ pub(super) struct Mask {
 
 impl Mask {
     /// `living`: the numbers of those that are left, ascending.
-    pub(super) fn new(world: usize, living: Vec<Rank>, own: usize) -> Self {
+    pub(crate) fn new(world: usize, living: Vec<Rank>, own: usize) -> Self {
         Self { world, living, own }
     }
 
-    pub(super) fn rank(&self) -> Rank {
+    pub(crate) fn rank(&self) -> Rank {
         self.living[self.own]
     }
 
-    pub(super) fn world(&self) -> usize {
+    pub(crate) fn world(&self) -> usize {
         self.world
     }
 
-    pub(super) fn living(&self) -> &[Rank] {
+    pub(crate) fn living(&self) -> &[Rank] {
         &self.living
     }
 
     /// The place in the group of the rank with this number.
-    pub(super) fn place(&self, rank: Rank) -> Result<usize> {
+    pub(crate) fn place(&self, rank: Rank) -> Result<usize> {
         self.living.binary_search(&rank).map_err(|_| {
             let what = match rank < self.world {
                 true => "is gone, and this communicator goes on without it",
@@ -56,17 +56,17 @@ impl Mask {
     }
 
     /// As [`Mask::place`]; none for any.
-    pub(super) fn place_of_any(&self, rank: Option<Rank>) -> Result<Option<usize>> {
+    pub(crate) fn place_of_any(&self, rank: Option<Rank>) -> Result<Option<usize>> {
         rank.map(|rank| self.place(rank)).transpose()
     }
 
     /// The number of the rank at this place in the group.
-    pub(super) fn number(&self, place: usize) -> Rank {
+    pub(crate) fn number(&self, place: usize) -> Rank {
         self.living.get(place).copied().unwrap_or(place)
     }
 
     /// An error of the group, with the number that its peer has here.
-    pub(super) fn renumber(&self, error: Error) -> Error {
+    pub(crate) fn renumber(&self, error: Error) -> Error {
         Error {
             peer: error.peer.map(|peer| self.number(peer)),
             ..error
@@ -76,7 +76,7 @@ impl Mask {
     /// Has the group carry the request out. Apart from calls of other communicators, which are to cost nothing for it.
     #[cold]
     #[inline(never)]
-    pub(super) fn carry<T>(
+    pub(crate) fn carry<T>(
         &self,
         request: Request,
         act: impl FnOnce(Request) -> Result<T>,
@@ -87,13 +87,13 @@ impl Mask {
     /// The result of the group's part of a call.
     #[cold]
     #[inline(never)]
-    pub(super) fn after<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn after<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
         self.here(act())
     }
 
     /// A result of the group, whose error has the number that its peer has here.
     #[cold]
-    pub(super) fn here<T>(&self, result: Result<T>) -> Result<T> {
+    pub(crate) fn here<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| self.renumber(error))
     }
 
@@ -161,7 +161,7 @@ impl Mask {
     }
 
     /// `completion` with errors that have the numbers of this communicator.
-    pub(super) fn completion(
+    pub(crate) fn completion(
         self: &Arc<Self>,
         completion: Option<Completion>,
     ) -> Option<Completion> {
@@ -172,7 +172,7 @@ impl Mask {
         }))
     }
 
-    pub(super) fn options(self: &Arc<Self>, options: PointToPoint) -> PointToPoint {
+    pub(crate) fn options(self: &Arc<Self>, options: PointToPoint) -> PointToPoint {
         PointToPoint {
             completion: self.completion(options.completion),
             ..options
@@ -181,7 +181,7 @@ impl Mask {
 }
 
 /// Whether input and output have a block for each rank.
-fn has_blocks(collective: Collective) -> (bool, bool) {
+pub(super) fn has_blocks(collective: Collective) -> (bool, bool) {
     match collective {
         Collective::AllGather | Collective::Gather => (false, true),
         Collective::ReduceScatter | Collective::Scatter => (true, false),
