@@ -285,7 +285,7 @@ impl End {
         }
     }
 
-    /// Says it after the bytes that were sent before, the last of which arrive at `last`, where that matters.
+    /// Says it. The bytes that were sent before have arrived at `last`: an end is told after that.
     fn say(&mut self, said: Said, now: Instant, last: Option<Instant>) {
         if self.is_dark || self.is_gone {
             return;

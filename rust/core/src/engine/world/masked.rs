@@ -1,4 +1,4 @@
-//! Teams whose ranks keep the numbers of a larger group, of which some are gone: they call with the blocks of all numbers.
+//! Teams whose ranks keep the numbers of a larger group, while other ranks of that are gone: calls have the blocks of all.
 
 use super::program::{Call, Share, Store};
 use super::random::Random;
@@ -18,7 +18,7 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// For a team of so many ranks, where one to three more are gone.
+    /// The numbers of `team` ranks that are left where one to three more are gone.
     pub(super) fn random(random: &mut Random, team: usize) -> Self {
         let world = team + 1 + random.below(3);
         let mut living: Vec<Rank> = (0..world).collect();
