@@ -91,7 +91,7 @@ impl Group {
         while !self.is_closed() && self.home.is_here() && self.error().is_none() {
             let mut core = self.core.lock();
             self.read_mail(&mut core);
-            let limit = self.owes(&mut core);
+            let limit = self.owes(&mut core, begin.elapsed());
             self.mend_links(&mut core);
             drop(core);
             if begin.elapsed() >= limit {
@@ -101,17 +101,22 @@ impl Group {
         }
     }
 
-    /// For how long a group that is about to leave waits for its links, at most: a peer that cannot be reached may be silent
-    /// for so long as its host may, and a peer that does not read what was sent for [`SETTLE`].
-    pub(crate) fn owes(&self, core: &mut Core) -> Duration {
+    /// For how long a group that leaves, and has waited for its links since `waited`, waits for them at most: for a peer that
+    /// cannot be reached as long as its host may be silent, and for one that does not read what was sent for [`SETTLE`].
+    pub(crate) fn owes(&self, core: &mut Core, waited: Duration) -> Duration {
         let limits = core.links.iter_open().map(|(_, _, open)| {
             // Whatever it returns, the link returns it again at the next look.
             let _ = open.link.peer_state();
-            match open.ended.is_none() {
+            let limit = match open.ended.is_none() {
                 true if open.link.is_owing() => self.mending_limit(),
                 true if !open.link.is_settled() => SETTLE,
-                _ => Duration::ZERO,
+                _ => return Duration::ZERO,
+            };
+            // A connection over which nothing comes back is found by a question.
+            if waited > LINGER {
+                open.link.ask();
             }
+            limit
         });
         limits.max().unwrap_or_default()
     }

@@ -262,11 +262,11 @@ impl World {
     fn owes(&mut self, seat: Seat) -> bool {
         let now = self.clock.now();
         let player = &mut self.players[seat];
+        let since = *player.closes_since.get_or_insert(now);
         let limit = match player.group.error() {
-            None => player.group.owes(&mut player.group.core.lock()),
+            None => (player.group).owes(&mut player.group.core.lock(), now - since),
             Some(_) => Duration::ZERO,
         };
-        let since = *player.closes_since.get_or_insert(now);
         player.attends_at = player.attends_at.min(now + LOOK);
         player.computes_until = None;
         now < since + limit

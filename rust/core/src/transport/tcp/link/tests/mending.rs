@@ -210,6 +210,40 @@ fn a_peer_that_has_left_is_owed_nothing() {
 }
 
 #[test]
+fn a_link_is_settled_once_the_peers_system_has_all() {
+    let (mut a, mut b) = links();
+    assert!(a.is_settled() && !a.is_owing());
+    for end in [&a, &b] {
+        let socket = SockRef::from(end.data.socket());
+        socket.set_send_buffer_size(LEAST).unwrap();
+        socket.set_recv_buffer_size(LEAST).unwrap();
+    }
+    while a.try_send(&[1; 4096]).unwrap() > 0 {}
+    assert!(!a.is_settled() && !a.is_owing());
+    let mut bytes = vec![0; 4096];
+    while !a.is_settled() {
+        b.try_recv(&mut bytes).unwrap();
+    }
+    // The connection breaks on the way, and nobody has seen that yet.
+    let (mut a, mut b) = links();
+    deafen(b.data.socket());
+    assert_eq!(a.try_send(&[2; 100]).unwrap(), 100);
+    assert!(!a.is_settled());
+    let begun = Instant::now();
+    while !a.is_owing() {
+        let waited = begun.elapsed();
+        assert!(waited < Duration::from_secs(20), "sent again in vain");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    make_again(&mut a, &mut b, Part::Data);
+    while b.try_recv(&mut bytes).unwrap() < 100 {
+        assert_eq!(a.peer_state(), PeerState::Present);
+    }
+    assert_eq!(bytes[..100], [2; 100]);
+    assert!(!a.is_owing());
+}
+
+#[test]
 fn an_abort_is_said_again() {
     let (mut a, mut b) = links();
     let notice = Notice {
