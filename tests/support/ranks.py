@@ -120,7 +120,7 @@ def run_ranks(
     world: int,
     target: str | os.PathLike[str],
     *args: Any,
-    timeout: float = 60,
+    timeout: float = 120,
     env: Mapping[str, str] | Callable[[int], Mapping[str, str]] | None = None,
     torch: bool = False,
     check: bool = True,
