@@ -25,7 +25,7 @@ _TO_BUILD = (
 _ALL = (
     *(".ci", ".clang-format", ".editorconfig", ".gitattributes", ".github", ".gitignore"),
     ".shellcheckrc",
-    *("CHANGELOG.md", "CONTRIBUTING.md"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("Cargo.lock", "Cargo.toml", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "Makefile"),
     *("README.md", "benchmarks", "clippy.toml", "csrc", "deny.toml", "docs", "examples", "fuzz"),
     *("include", "pyproject.toml", "python", "rust", "rustfmt.toml", "tests", "tools"),

@@ -50,6 +50,12 @@ def test_make_targets_exist(document):
     assert used <= targets
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_tests_that_are_named_exist(document):
+    for path, name in re.findall(r"`(tests/[\w/.]+)::(\w+)`", document.read_text()):
+        assert re.search(rf"\b(?:def|fn) {name}\(", (ROOT / path).read_text()), f"{path}::{name}"
+
+
 def test_every_error_code_is_documented_with_its_cost():
     source = (ROOT / "rust/core/src/error.rs").read_text()
     codes = re.findall(r'Self::(\w+) => "\1"', source)
