@@ -3,6 +3,7 @@
 ``settings`` prints the table of settings as it stands in ``docs/settings.md``, ``launch`` starts
 ranks (see ``rust/launch``), ``run`` runs a program with unisono in gloo's place (see
 ``unisono._run``), ``status`` asks the jobs on this host for their state (see ``unisono._status``),
+``explain`` shows the algorithm of a call (see ``unisono._explain``),
 ``build-torch`` builds for a torch that the installation does not serve (see
 ``unisono._build_torch``), ``--cflags --libs`` and the like say what a C compiler needs (see
 ``unisono._c``).
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("run", help="run a program with unisono in gloo's place", add_help=False)
     commands.add_parser("status", help="the ranks on this host, and for whom they wait")
     commands.add_parser("chaos", help="jobs whose ranks are killed and whose connections break")
+    commands.add_parser("explain", help="the algorithm that a group would take for a call, and why")
     commands.add_parser("build-torch", help="build for a torch that this installation lacks")
     commands.add_parser("settings", help="print the table of settings, as Markdown")
     return parser
@@ -136,6 +138,10 @@ def main(arguments: list[str] | None = None) -> int:
         from unisono._chaos import chaos
 
         return chaos(arguments[1:], _name())
+    if arguments[:1] == ["explain"]:
+        from unisono._explain import explain
+
+        return explain(arguments[1:], _name())
     chosen = _parser().parse_args(arguments)
     if chosen.flags:
         try:

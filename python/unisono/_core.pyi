@@ -81,6 +81,20 @@ def empty(
     shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike | None = None
 ) -> NDArray[Any]: ...
 def heap() -> Heap: ...
+def _explain(
+    collective: str,
+    size: int,
+    hosts: Sequence[int],
+    *,
+    dtype: str = "float32",
+    root: int = 0,
+    cores: int | None = None,
+    heap: bool = False,
+    algorithm: str | None = None,
+    typical: bool = False,
+    latency: float | None = None,
+    rate: float | None = None,
+) -> dict[str, Any]: ...
 def launch(
     arguments: Sequence[str | PathLike[str]],
     *,

@@ -102,6 +102,7 @@ pub mod types;
 mod users;
 
 pub use communicator::{Candidate, Communicator, Work};
+pub use engine::pricing::costs_here;
 pub use engine::{Completion, PointToPoint, Request, Sizes, wait_for_threads};
 pub use fork::PerProcess;
 #[doc(inline)]

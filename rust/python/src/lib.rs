@@ -14,6 +14,7 @@ mod cuda_array;
 mod dlpack;
 mod errors;
 mod exchanges;
+mod explain;
 mod heap;
 mod how;
 mod launch;
@@ -43,6 +44,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     candidate::add_to(module)?;
     communicator::add_to(module)?;
     settings::add_to(module)?;
+    explain::add_to(module)?;
     heap::add_to(module)?;
     launch::add_to(module)?;
     one_sided::add_to(module)?;

@@ -24,8 +24,9 @@ fn shared_cores() -> usize {
     }
 }
 
-/// The costs on this rank, where nothing is known of others.
-pub(crate) fn costs_here() -> Rounded {
+/// The costs of this machine, by which groups of this host choose their algorithms. The first call of a process measures them,
+/// for a millisecond.
+pub fn costs_here() -> Rounded {
     calibrate::costs().rounded(shared_cores())
 }
 

@@ -39,8 +39,8 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
-use crate::plan::shared::chunk;
-use crate::plan::{Algorithm, Plan, Shape, in_place};
+use crate::plan::shared::{self, chunk};
+use crate::plan::{Algorithm, Plan};
 use crate::types::{Collective, Rank};
 
 use self::backoff::{Agreements, WindowSpeed};
@@ -183,27 +183,25 @@ impl SharedMemory {
         place: (Rank, usize),
         chunk: usize,
     ) -> Result<Arc<Plan>> {
-        let make = |shape: &Shape| window_run::plan(shape, key.element_size, chunk);
-        self.plan((Algorithm::Windows, key), place, make)
+        self.plan((Algorithm::Windows, key), place, chunk)
     }
 
     /// The plan of an operation in the ranks' own buffers.
     fn in_place_plan(&mut self, key: PlanKey, place: (Rank, usize)) -> Result<Arc<Plan>> {
-        let make = |shape: &Shape| in_place::build(shape, key.element_size);
-        self.plan((Algorithm::InPlace, key), place, make)
+        self.plan((Algorithm::InPlace, key), place, 0)
     }
 
     fn plan(
         &mut self,
         (algorithm, key): (Algorithm, PlanKey),
         (rank, world): (Rank, usize),
-        make: impl FnOnce(&Shape) -> Option<Plan>,
+        chunk: usize,
     ) -> Result<Arc<Plan>> {
         if let Some(plan) = self.plans.get(&(algorithm, key)) {
             return Ok(Arc::clone(plan));
         }
         let shape = key.shape(rank, world);
-        let plan = make(&shape)
+        let plan = shared::build(algorithm, &shape, key.element_size, chunk)
             .map(Arc::new)
             .ok_or_else(|| Error::internal(format!("no plan by {algorithm} for {shape:?}")))?;
         if plan.steps.len() > KEPT_STEPS / 4 {

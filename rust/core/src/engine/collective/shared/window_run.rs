@@ -11,29 +11,15 @@ use crate::engine::collective::elements::Elements;
 use crate::engine::collective::operands::Operands;
 use crate::engine::collective::run::{Direction, Waiting};
 use crate::engine::links::LinkTable;
-use crate::plan::shared::LINE;
 use crate::plan::signals::{MOST_RANKS, Semaphore};
-use crate::plan::windows::{Room, Shots, build, build_in_step};
-use crate::plan::{Buffer, Order, Plan, Shape, Sources, Span, Step};
+use crate::plan::{Buffer, Order, Plan, Sources, Span, Step};
 use crate::reduce::{Source, Streaming};
-use crate::types::{Collective, Rank};
+use crate::types::Rank;
 
 use super::windows::Windows;
 
 /// Bytes that are worked on between two turns of other operations.
 const TURN: usize = 256 << 10;
-
-/// The plan of an operation of that shape, in chunks of `chunk` bytes.
-pub(super) fn plan(shape: &Shape, element_size: usize, chunk: usize) -> Option<Plan> {
-    let room = |bytes| Room {
-        half: bytes / element_size,
-        align: LINE / element_size,
-    };
-    match shape.collective {
-        Collective::AllReduce => build_in_step(shape, &room(2 * chunk)),
-        _ => build(shape, &room(chunk), Shots::One, false),
-    }
-}
 
 /// One rank's part.
 #[derive(Debug)]
