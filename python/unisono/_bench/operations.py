@@ -96,9 +96,9 @@ def dtype_of(name: str) -> np.dtype[Any]:
             import ml_dtypes
         except ImportError:
             raise ValueError("bfloat16 needs a package: pip install ml_dtypes") from None
-        return np.dtype(ml_dtypes.bfloat16)
+        name = ml_dtypes.bfloat16
     try:
-        dtype = np.dtype(name)
+        dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
         raise ValueError(f"there is no type {name!r}") from None
     if dtype.kind not in "iu" and dtype.name not in _EXACT:
