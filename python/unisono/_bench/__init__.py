@@ -34,7 +34,7 @@ examples:
   unisono bench all_gather broadcast -n 4 --compare gloo --plot bench.html
   unisono bench all --json run.json          and later: --against run.json
   unisono launch --hosts a,b -n 4 -m unisono bench       one job, two hosts
-  mpirun -n 4 unisono bench --compare mpi    MPI needs ranks that it started
+  mpirun --bind-to none -n 4 unisono bench --compare mpi   ranks of MPI
 """
 
 
@@ -48,8 +48,8 @@ def sizes(text: str, factor: int = 4) -> list[int]:
     """
     found = []
     for item in text.split(","):
-        low, _, high = item.partition("-")
-        size, last = _size(low), _size(high or low)
+        low, dash, high = item.partition("-")
+        size, last = _size(low), _size(high if dash else low)
         if size > last:
             raise ValueError(f"{item}: a span goes up")
         while size < last:
@@ -159,7 +159,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
         description="How fast operations are here, with the columns of nccl-tests.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [OPERATION ...] [-n RANKS] [--sizes 8-64M] [OPTIONS]",
+        usage="%(prog)s [OPERATION ...] [-n N] [--sizes 8-64M] [OPTIONS]",
     )
     add = parser.add_argument
     reductions = ", ".join(operations.REDUCTIONS)

@@ -16,7 +16,7 @@ from unisono._bench.results import Row, Run
 from unisono._bench.table import size_name
 
 _WIDTH, _HEIGHT, _LEFT, _BELOW, _ROOM = 760, 300, 64, 34, 14
-_COLOURS = 8
+_COLOURS = 9
 _PAGE = """\
 <!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -24,10 +24,10 @@ _PAGE = """\
 <style>
 :root {{ color-scheme: light dark; --paper: #fff; --ink: #222; --grid: #ddd;
   --c0: #1f6fb4; --c1: #c9540a; --c2: #2a8a3c; --c3: #b3262b; --c4: #7a4fb0; --c5: #8a5a3c;
-  --c6: #b8479a; --c7: #6b6b6b; }}
+  --c6: #b8479a; --c7: #6b6b6b; --c8: #0b8a8a; }}
 @media (prefers-color-scheme: dark) {{ :root {{ --paper: #16181c; --ink: #ddd; --grid: #3a3d44;
   --c0: #6db3f2; --c1: #ff9d57; --c2: #6fd083; --c3: #ff7b7f; --c4: #bd9bf0; --c5: #d0a184;
-  --c6: #f090d0; --c7: #b0b0b0; }} }}
+  --c6: #f090d0; --c7: #b0b0b0; --c8: #5fd3d3; }} }}
 body {{ background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
   max-width: 800px; margin: 2em auto; padding: 0 1em; }}
 h1, h2 {{ font-size: 1.1em; }}
@@ -156,7 +156,7 @@ def _frame(drawn: list[Line], which: int, unit: str) -> str:
 def _png(run: Run, path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 7.5), layout="constrained")
+    figure = Figure(figsize=(9, 7.5), layout="constrained")
     frames = figure.subplots(2, 1, sharex=True)
     for frame, which, name in zip(frames, (2, 1), ("bus bandwidth, GB/s", "time, µs"), strict=True):
         for line in lines(run.rows):
@@ -174,7 +174,7 @@ def _png(run: Run, path: Path) -> None:
     frames[1].set_xscale("log", base=2)
     frames[1].xaxis.set_major_formatter(lambda size, _: size_name(int(size)))
     frames[1].tick_params(axis="x", labelrotation=45)
-    frames[0].legend(fontsize=8)
+    figure.legend(*frames[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     here = run.machine
     figure.suptitle(f"{here['processor']}, {here['cores']} cores", fontsize=10)
     figure.savefig(path, dpi=120)
