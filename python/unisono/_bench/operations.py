@@ -124,7 +124,7 @@ class Known:
             # One rank alone has a 2 at an index, so that no product outgrows its type.
             return np.where(index % (self.world + 1) == rank, 2, 1)
         if self.reduction == "avg":
-            # What is added on one rank is taken away on the next: the mean is exact.
+            # Every other rank has 2 less than the one before it, so the mean is exact.
             is_alone = rank == self.world - 1 and rank % 2 == 0
             return 1 + index % max(1, self.period - 2) + (0 if is_alone else 1 - 2 * (rank % 2))
         return (index + 31 * rank) % self.period
@@ -196,13 +196,13 @@ class Cell:
         return room[start : start + count * dtype.itemsize].view(dtype)
 
     def clear(self) -> None:
-        """Write zeros, of which sums in place stay finite."""
+        """Write zeros: their sums in place stay finite."""
         self.given[:] = 0
         self.taken[:] = 0
 
     def prepare(self) -> None:
         """Write the values that this rank gives."""
-        # Where a result does not come, its place must not hold what is expected.
+        # A result that does not come must not be right by what was there before.
         if self.form == OUT_OF_PLACE or self.operation.takes_blocks:
             self.taken[:] = np.asarray(self.known.period + 1).astype(self.known.dtype)
         fill(self.given, self.known.at(self.known.given(self.rank), 0))
