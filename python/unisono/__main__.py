@@ -4,6 +4,7 @@
 ranks (see ``rust/launch``), ``run`` runs a program with unisono in gloo's place (see
 ``unisono._run``), ``status`` asks the jobs on this host for their state (see ``unisono._status``),
 ``explain`` shows the algorithm of a call (see ``unisono._explain``),
+``bench`` measures the operations here (see ``unisono._bench``),
 ``build-torch`` builds for a torch that the installation does not serve (see
 ``unisono._build_torch``), ``--cflags --libs`` and the like say what a C compiler needs (see
 ``unisono._c``).
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("launch", help="start the ranks of a program on this host", add_help=False)
     commands.add_parser("run", help="run a program with unisono in gloo's place", add_help=False)
     commands.add_parser("status", help="the ranks on this host, and for whom they wait")
+    commands.add_parser("bench", help="how fast the operations are here, with checked results")
     commands.add_parser("chaos", help="jobs whose ranks are killed and whose connections break")
     commands.add_parser("explain", help="the algorithm that a group would take for a call, and why")
     commands.add_parser("build-torch", help="build for a torch that this installation lacks")
@@ -134,6 +136,10 @@ def main(arguments: list[str] | None = None) -> int:
         from unisono._status import status
 
         return status(arguments[1:], _name())
+    if arguments[:1] == ["bench"]:
+        from unisono._bench import bench
+
+        return bench(arguments[1:], _name())
     if arguments[:1] == ["chaos"]:
         from unisono._chaos import chaos
 
