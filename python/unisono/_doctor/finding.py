@@ -27,8 +27,8 @@ class Finding:
 
     def text(self) -> list[str]:
         """Return its lines, for a terminal."""
-        lines = [f"  {self.state:<7} {self.topic:<10} {self.line}"]
-        return lines + [f"{'':21}-> {line}" for line in self.mend.splitlines()]
+        lines = [f"  {self.state:<7} {self.topic:<11} {self.line}"]
+        return lines + [f"{'':22}-> {line}" for line in self.mend.splitlines()]
 
 
 def run_module(

@@ -156,8 +156,8 @@ def _files() -> list[Finding]:
         Finding(
             "files",
             ADVICE,
-            f"{line}, and a rank may need {PER_PEER} for each other one, besides those of its "
-            f"program: {ranks} ranks over TCP are safe",
+            f"{line}, too few from {ranks + 1} ranks over TCP on: {PER_PEER} for each other rank, "
+            "besides those of the program",
             f"ulimit -n {enough} (as root: `* hard nofile {enough}` in /etc/security/limits.conf)\n"
             f"or LimitNOFILE={enough} of a service, docker run --ulimit nofile={enough}",
         )

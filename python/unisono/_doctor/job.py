@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import unisono
-from unisono._doctor import host, log, machine, memory, pairs
+from unisono._doctor import host, interfaces, log, machine, memory, pairs
 from unisono._doctor.finding import ADVICE, OK, Finding
 from unisono._doctor.pairs import Measured
 
@@ -90,9 +90,7 @@ def run() -> Job | None:
 def _report(kept: log.Log) -> dict[str, Any]:
     """Look at the host, and tell where this rank is."""
     findings = host.examine()
-    listening = log.listening(kept.text())
-    shown = "; ".join(f"{address} ({why})" for address, why in listening)
-    findings.append(Finding("address", OK, f"other ranks reach these at {shown}"))
+    findings += interfaces.examine(log.listening(kept.text()))
     local = next((os.environ[name] for name in _LOCAL_RANK if os.environ.get(name)), "0")
     if local == "0":
         tried = [*memory.try_out(), *machine.try_out()]
@@ -100,7 +98,7 @@ def _report(kept: log.Log) -> dict[str, Any]:
         findings += [
             Finding(one.topic, one.state, one.line, one.mend, of_host=True)
             for one in tried
-            if one.topic != "address"
+            if one.topic not in ("interfaces", "address")
         ]
     return {"findings": [asdict(finding) for finding in findings], "place": place()}
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import unisono
-from unisono._doctor import host, log
+from unisono._doctor import host, interfaces, log
 from unisono._doctor.finding import ADVICE, BROKEN, OK, Finding, run_module
 
 SECONDS = 20.0
@@ -68,12 +68,11 @@ def judge(first: dict[str, Any], second: dict[str, Any]) -> list[Finding]:
         if refused := told.get("refused"):
             # The words name the variable, and the nearest that there is.
             words = refused.partition(" (there are: ")[0]
-            return [Finding("settings", BROKEN, words, "unset it, or correct it: docs/settings.md")]
+            mend = "a change of the environment; `unisono settings` prints what each one takes"
+            return [Finding("settings", BROKEN, words, mend)]
     found = [_settings()]
     text = first["log"]
-    if listening := log.listening(text):
-        others = [one for one in listening if not _is_loopback(one[0])]
-        found.append(_address(others))
+    found += interfaces.examine(log.listening(text))
     if second["status"] == -signal.SIGSYS and "sum" in second:
         # A rank that is sent a large message would end in the same way.
         line = "a seccomp filter ends a rank that reads another one's memory (process_vm_readv)"
@@ -82,7 +81,9 @@ def judge(first: dict[str, Any], second: dict[str, Any]) -> list[Finding]:
     wrong = first.get("error") or second.get("error")
     if wrong or "sum" not in first or first["sum"] != second.get("sum"):
         words = wrong or f"sums {first.get('sum')} and {second.get('sum')}: {_last(text)}"
-        return [*found, Finding("memory", BROKEN, f"two ranks on this host cannot meet: {words}")]
+        line = f"two ranks on this host cannot meet: {words}"
+        mend = "UNISONO_TRANSPORT=tcp unisono doctor, which tells whether they can without memory"
+        return [*found, Finding("memory", BROKEN, line, mend)]
     way = log.collective_way(text)
     found.append(_shared(second) if way == "shared memory" else _over_tcp(way, first, second))
     return found
@@ -92,18 +93,6 @@ def _settings() -> Finding:
     known = {setting.variable for setting in unisono.settings()}
     set_here = sorted(f"{name}={os.environ[name]}" for name in known & os.environ.keys())
     return Finding("settings", OK, ", ".join(set_here) or "no UNISONO_ variable changes a default")
-
-
-def _address(found: list[tuple[str, str]]) -> Finding:
-    if not found:
-        line = "other hosts cannot reach this one: no interface beside loopback has an address"
-        return Finding("address", ADVICE, line, "ip address; ip link set INTERFACE up")
-    shown = "; ".join(f"{address} ({why})" for address, why in found)
-    return Finding("address", OK, f"other hosts reach this one at {shown}")
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "[::1]"
 
 
 def _last(text: str) -> str:
@@ -180,11 +169,9 @@ def main(rank: int, store: str) -> int:
     try:
         options = unisono.Options(log="debug")
         comm = unisono.init(store, rank=rank, world_size=2, timeout=SECONDS, options=options)
-    except unisono.InvalidArgumentError as error:
-        _tell(refused=str(error))
-        return 1
     except unisono.Error as error:
-        _tell(error=str(error))
+        is_setting = isinstance(error, unisono.InvalidArgumentError) or "secret" in str(error)
+        _tell(**{"refused" if is_setting else "error": str(error)})
         return 1
     _tell(memfd=_errno(lambda: os.close(os.memfd_create("unisono"))), unix=_errno(_bind))
     with comm:
