@@ -33,18 +33,21 @@ _OF_A_LAUNCHER = (
     *("SLURM_PROCID", "JOB_COMPLETION_INDEX"),
 )
 _CAP_SYS_PTRACE = 19
+_APART = "two ranks on this host cannot meet"
 _UNCONFINED = "docker run --cap-add SYS_PTRACE (or --security-opt seccomp=unconfined)"
 
 
 def try_out() -> list[Finding]:
     """Start the two ranks, and return what they have found."""
     variables = {name: text for name, text in os.environ.items() if name not in _OF_A_LAUNCHER}
-    with tempfile.TemporaryDirectory(prefix="unisono-doctor-") as folder:
-        started = [
-            run_module("unisono._doctor.memory", [str(rank), f"file://{folder}/store"], variables)
-            for rank in (0, 1)
-        ]
-        told = [_told(process) for process in started]
+    try:
+        with tempfile.TemporaryDirectory(prefix="unisono-doctor-") as folder:
+            words = [[str(rank), f"file://{folder}/store"] for rank in (0, 1)]
+            started = [run_module("unisono._doctor.memory", one, variables) for one in words]
+            told = [_told(process) for process in started]
+    except OSError as error:
+        line = f"{_APART}: no process can be started or no folder made for them: {error}"
+        return [Finding("memory", BROKEN, line, "ulimit -a; df /tmp")]
     return judge(*told)
 
 
@@ -74,14 +77,11 @@ def judge(first: dict[str, Any], second: dict[str, Any]) -> list[Finding]:
     text = first["log"]
     found += interfaces.examine(log.listening(text))
     if second["status"] == -signal.SIGSYS and "sum" in second:
-        # A rank that is sent a large message would end in the same way.
-        line = "a seccomp filter ends a rank that reads another one's memory (process_vm_readv)"
-        mend = f"export UNISONO_LEND_BYTES=none\nor {_UNCONFINED}"
-        return [*found, Finding("memory", BROKEN, line, mend)]
+        return [*found, _ended_by_filter(second)]
     wrong = first.get("error") or second.get("error")
     if wrong or "sum" not in first or first["sum"] != second.get("sum"):
         words = wrong or f"sums {first.get('sum')} and {second.get('sum')}: {_last(text)}"
-        line = f"two ranks on this host cannot meet: {words}"
+        line = f"{_APART}: {words}"
         mend = "UNISONO_TRANSPORT=tcp unisono doctor, which tells whether they can without memory"
         return [*found, Finding("memory", BROKEN, line, mend)]
     way = log.collective_way(text)
@@ -93,6 +93,16 @@ def _settings() -> Finding:
     known = {setting.variable for setting in unisono.settings()}
     set_here = sorted(f"{name}={os.environ[name]}" for name in known & os.environ.keys())
     return Finding("settings", OK, ", ".join(set_here) or "no UNISONO_ variable changes a default")
+
+
+def _ended_by_filter(told: dict[str, Any]) -> Finding:
+    line = "a seccomp filter ends a rank that reads another one's memory (process_vm_readv)"
+    if "lent" in told:
+        line = f"ranks of this host share memory, and large messages are copied twice: {line}"
+        return Finding("memory", ADVICE, line, _UNCONFINED)
+    # So ends every rank that is sent a large message.
+    mend = f"export UNISONO_LEND_BYTES=none\nor {_UNCONFINED}"
+    return Finding("memory", BROKEN, line, mend)
 
 
 def _last(text: str) -> str:
@@ -187,6 +197,7 @@ def main(rank: int, store: str) -> int:
                 comm.recv(about := np.empty(2, np.int64), 0)
                 comm.recv(there := np.empty(_LARGE, np.uint8), 0)
                 pid, address = map(int, about)
+                _tell(lent=True)
                 _tell(pidfd=_errno(lambda: os.close(os.pidfd_open(pid))))
                 _tell(read=_read(pid, address, there[:64].tobytes()))
             comm.barrier()
