@@ -19,7 +19,7 @@ from dataclasses import asdict
 
 import unisono
 from unisono._doctor import host, job, machine, memory
-from unisono._doctor.finding import ADVICE, BROKEN, OK, Finding
+from unisono._doctor.finding import ADVICE, BROKEN, OK, Finding, in_words
 from unisono._doctor.job import Job
 
 _EXAMPLES = """\
@@ -155,9 +155,9 @@ def table(found: Job) -> list[str]:
         (
             f"{found.named(pair.first)} - {found.named(pair.second)}",
             _way(pair.ways),
-            f"{1e6 * pair.latency:,.1f} us",
-            f"{pair.there / 1e9:.2f} GB/s",
-            f"{pair.back / 1e9:.2f} GB/s",
+            in_words(pair.latency),
+            _rate(pair.there),
+            _rate(pair.back),
         )
         for pair in found.pairs
     ]
@@ -169,6 +169,10 @@ def table(found: Job) -> list[str]:
         )
         for row in rows
     ]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e9:.2f} GB/s" if rate >= 1e8 else f"{rate / 1e6:.3g} MB/s"
 
 
 def _way(ways: tuple[str, str]) -> str:

@@ -31,6 +31,13 @@ class Finding:
         return lines + [f"{'':22}-> {line}" for line in self.mend.splitlines()]
 
 
+def in_words(seconds: float) -> str:
+    """Return a short time, with three digits."""
+    if seconds >= 1:
+        return f"{seconds:,.1f} s"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+
+
 def run_module(
     name: str, arguments: Sequence[str], variables: dict[str, str] | None = None
 ) -> subprocess.Popen[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 import unisono
 from unisono._doctor import host, interfaces, log, machine, memory, pairs
-from unisono._doctor.finding import ADVICE, OK, Finding
+from unisono._doctor.finding import ADVICE, OK, Finding, in_words
 from unisono._doctor.pairs import Measured
 
 # The variables by which unisono.init knows a rank (rust/core, rendezvous/launcher), and its number
@@ -214,19 +214,13 @@ def _clocks(job: Job) -> list[tuple[Finding, list[int]]]:
     for rank, (ahead, half) in job.clocks.items():
         ranks = [other for other, number in enumerate(job.hosts) if number == job.hosts[rank]]
         way = "ahead of" if ahead > 0 else "behind"
-        line = f"the clock is {_seconds(abs(ahead))} {way} rank 0's, to within {_seconds(half)}"
+        line = f"the clock is {in_words(abs(ahead))} {way} rank 0's, to within {in_words(half)}"
         if abs(ahead) - half < _CLOCKS:
             found.append((Finding("time", OK, line), ranks))
         else:
             mend = "chronyc makestep, or timedatectl set-ntp true"
             found.append((Finding("time", ADVICE, f"{line}: logs do not line up", mend), ranks))
     return found
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:,.1f} s"
-    return f"{1e3 * seconds:.2g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.2g} us"
 
 
 def _ways(

@@ -77,7 +77,7 @@ def judge(first: dict[str, Any], second: dict[str, Any]) -> list[Finding]:
     text = first["log"]
     found += interfaces.examine(log.listening(text))
     if second["status"] == -signal.SIGSYS and "sum" in second:
-        return [*found, _ended_by_filter(second)]
+        return [*found, _ended_by_filter()]
     wrong = first.get("error") or second.get("error")
     if wrong or "sum" not in first or first["sum"] != second.get("sum"):
         words = wrong or f"sums {first.get('sum')} and {second.get('sum')}: {_last(text)}"
@@ -95,12 +95,12 @@ def _settings() -> Finding:
     return Finding("settings", OK, ", ".join(set_here) or "no UNISONO_ variable changes a default")
 
 
-def _ended_by_filter(told: dict[str, Any]) -> Finding:
+def _ended_by_filter() -> Finding:
     line = "a seccomp filter ends a rank that reads another one's memory (process_vm_readv)"
-    if "lent" in told:
+    if os.environ.get("UNISONO_LEND_BYTES") == "none":
         line = f"ranks of this host share memory, and large messages are copied twice: {line}"
         return Finding("memory", ADVICE, line, _UNCONFINED)
-    # So ends every rank that is sent a large message.
+    # So ends a rank that is sent large messages, sooner or later.
     mend = f"export UNISONO_LEND_BYTES=none\nor {_UNCONFINED}"
     return Finding("memory", BROKEN, line, mend)
 
@@ -197,7 +197,6 @@ def main(rank: int, store: str) -> int:
                 comm.recv(about := np.empty(2, np.int64), 0)
                 comm.recv(there := np.empty(_LARGE, np.uint8), 0)
                 pid, address = map(int, about)
-                _tell(lent=True)
                 _tell(pidfd=_errno(lambda: os.close(os.pidfd_open(pid))))
                 _tell(read=_read(pid, address, there[:64].tobytes()))
             comm.barrier()

@@ -23,10 +23,12 @@ FEW_RANKS = 8
 FEW_HOSTS = 32
 # Seconds for each number, about.
 BUDGET = 0.2
+# And no less than these times the latency, within which a connection is slow.
+_LATENCIES = 20
+# Bytes of a message, of all at first and at most.
 MESSAGE = 4 << 20
-_FIRST = 128 << 10
+_FIRST, _MOST = 128 << 10, 128 << 20
 _MOST_ROUNDS, _LEAST_ROUNDS = 300, 5
-_MOST_MESSAGES = 32
 _CLOCK_ROUNDS = 9
 
 
@@ -126,41 +128,39 @@ def _answer_latency(comm: Communicator, peer: int) -> float:
 
 
 def _rate(comm: Communicator, peer: int, latency: float) -> float:
-    """Send messages to the peer, which counts the bytes of a second, and hear its number."""
-    array = np.ones(MESSAGE, np.uint8)
-    begin = time.perf_counter()
-    comm.send(array[:_FIRST], peer)
-    comm.recv(done := np.zeros(1, np.int64), peer)
-    seconds = max(time.perf_counter() - begin - 2 * latency, 1e-9)
-    # The size first: one message of it may be all that fits.
-    room = BUDGET / seconds * _FIRST
-    size = int(np.clip(room, _FIRST, MESSAGE))
-    count = int(np.clip(room / size, 1, _MOST_MESSAGES))
-    comm.send(np.array([size, count], np.int64), peer)
-    # One that does not count: memory is touched, and a connection speeds up.
-    comm.send(array[:size], peer)
-    comm.recv(done, peer)
-    begin = time.perf_counter()
-    for _ in range(count):
-        comm.send(array[:size], peer)
-    comm.recv(done, peer)
-    seconds = max(time.perf_counter() - begin - latency, 1e-9)
-    rate = np.array([size * count / seconds])
-    comm.send(rate, peer)
-    return float(rate[0])
+    """Send to the peer, twice as much each time until that takes long; returns the last rate.
+
+    By then the memory is touched, and a connection has come up to its speed.
+    """
+    array, done = np.ones(MESSAGE, np.uint8), np.zeros(1, np.int64)
+    total, enough = _FIRST, max(BUDGET, _LATENCIES * latency)
+    while True:
+        size = min(total, MESSAGE)
+        comm.send(np.array([size, total // size], np.int64), peer)
+        begin = time.perf_counter()
+        for _ in range(total // size):
+            comm.send(array[:size], peer)
+        comm.recv(done, peer)
+        seconds = time.perf_counter() - begin
+        if seconds > enough or total >= _MOST:
+            break
+        total *= 2
+    rate = total / max(seconds - latency, 1e-9)
+    comm.send(np.zeros(2, np.int64), peer)
+    comm.send(np.array([rate]), peer)
+    return rate
 
 
 def _answer_rate(comm: Communicator, peer: int) -> float:
     array, done = np.empty(MESSAGE, np.uint8), np.zeros(1, np.int64)
-    comm.recv(array[:_FIRST], peer)
-    comm.send(done, peer)
-    comm.recv(about := np.zeros(2, np.int64), peer)
-    size, count = map(int, about)
-    comm.recv(array[:size], peer)
-    comm.send(done, peer)
-    for _ in range(count):
-        comm.recv(array[:size], peer)
-    comm.send(done, peer)
+    while True:
+        comm.recv(about := np.zeros(2, np.int64), peer)
+        size, count = map(int, about)
+        if not count:
+            break
+        for _ in range(count):
+            comm.recv(array[:size], peer)
+        comm.send(done, peer)
     comm.recv(rate := np.zeros(1), peer)
     return float(rate[0])
 
