@@ -117,8 +117,8 @@ def verdict(findings: Sequence[Finding]) -> str:
 def sections(found: Job) -> list[str]:
     """Return the findings in words: those that hold for all first, then those of some hosts."""
     parts: dict[tuple[int, ...], list[Finding]] = {}
-    for finding, ranks in found.findings:
-        parts.setdefault(tuple(ranks), []).append(finding)
+    for finding, holds_for in found.findings:
+        parts.setdefault(tuple(holds_for), []).append(finding)
     lines = []
     for ranks in sorted(parts, key=lambda ranks: (-len(ranks), ranks)):
         lines += [_title(found, ranks), _text(parts[ranks])]

@@ -241,7 +241,7 @@ def _gloo() -> list[Finding]:
 
 
 def protection(hosts: int) -> list[Finding]:
-    """Return the findings about the secret and the encryption of a job on so many hosts."""
+    """Return the findings about the secret and the encryption of a job on that many hosts."""
     encrypts = os.environ.get("UNISONO_ENCRYPT", "").lower() == "on"
     if "UNISONO_LAUNCH_SECRET" in os.environ:
         secret = "the secret of unisono launch keeps other processes out"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -27,9 +28,11 @@ _LOCAL_RANK = (
     "SLURM_LOCALID",
 )
 # The least time of an operation: one rank of each host tries things out meanwhile.
-_PATIENCE = 120.0
+_PATIENCE = 600.0
 # Seconds between two clocks that are worth advice.
 _CLOCKS = 1.0
+# A pair is slow that has less than the median of the others, of at least that many, by this.
+_COMPARED, _SLOWER = 3, 4
 
 
 @dataclass
@@ -82,7 +85,7 @@ def run() -> Job | None:
     job.findings = _by_ranks(hosts, reports)
     everyone = list(range(len(hosts)))
     job.findings += [(finding, everyone) for finding in host.protection(len(names))]
-    job.findings += [*_crowds(job, reports), *_clocks(job)]
+    job.findings += [*_crowds(job, reports), *_clocks(job), *_slow(job)]
     job.findings += _ways(job, reports, [end["why"] for end in ends])
     return job
 
@@ -141,7 +144,8 @@ def _exchange(comm: unisono.Communicator, told: dict[str, Any]) -> list[dict[str
 def placed(reports: Sequence[dict[str, Any]]) -> tuple[list[int], list[str]]:
     """Return the host of each rank, by a number, and the names of the hosts."""
     numbers: dict[tuple[str, ...], int] = {}
-    hosts, names = [], []
+    hosts: list[int] = []
+    names: list[str] = []
     for report in reports:
         where = report["place"]
         key = (where["label"], where["name"], where["boot"], where["network"])
@@ -150,13 +154,11 @@ def placed(reports: Sequence[dict[str, Any]]) -> tuple[list[int], list[str]]:
             names.append(where["label"] or where["name"])
         hosts.append(numbers[key])
     # Containers of one machine may have one name.
-    for number, name in enumerate(names):
-        if names.count(name) > 1:
-            names[number:] = [
-                f"{other}#{at}" if other == name else other
-                for at, other in enumerate(names[number:])
-            ]
-    return hosts, names
+    unique = [
+        f"{name}#{names[:at].count(name)}" if names.count(name) > 1 else name
+        for at, name in enumerate(names)
+    ]
+    return hosts, unique
 
 
 def _joined(ends: Sequence[dict[str, Any]]) -> list[Measured]:
@@ -220,6 +222,25 @@ def _clocks(job: Job) -> list[tuple[Finding, list[int]]]:
         else:
             mend = "chronyc makestep, or timedatectl set-ntp true"
             found.append((Finding("time", ADVICE, f"{line}: logs do not line up", mend), ranks))
+    return found
+
+
+def _slow(job: Job) -> list[tuple[Finding, list[int]]]:
+    """The pairs between hosts that are much slower than most."""
+    between = [pair for pair in job.pairs if job.hosts[pair.first] != job.hosts[pair.second]]
+    if len(between) < _COMPARED:
+        return []
+    usual = statistics.median(min(pair.there, pair.back) for pair in between)
+    found = []
+    for pair in between:
+        rate = min(pair.there, pair.back)
+        if rate < usual / _SLOWER:
+            line = (
+                f"{job.named(pair.first)} - {job.named(pair.second)} has {rate / 1e6:,.3g} MB/s, "
+                f"where the median of the pairs between hosts is {usual / 1e6:,.3g} MB/s"
+            )
+            mend = "ethtool INTERFACE and iperf3 -c HOST, on both of them"
+            found.append((Finding("slow", ADVICE, line, mend), [pair.first, pair.second]))
     return found
 
 

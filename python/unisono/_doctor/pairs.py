@@ -92,7 +92,7 @@ def measure(comm: Communicator, pairs: Sequence[tuple[int, int]]) -> list[Measur
 
 
 def _rounds(comm: Communicator, peer: int, count: int) -> list[float]:
-    """The seconds of each of so many rounds of eight bytes to the peer and back."""
+    """The seconds of rounds of eight bytes to the peer and back, each."""
     word, seconds = np.zeros(1, np.int64), []
     for _ in range(count):
         begin = time.perf_counter()

@@ -360,6 +360,17 @@ def test_crowds_are_told() -> None:
     assert crowd(2, nodes=2) == ["ranks run in 2 memory nodes, and are bound to none"]
 
 
+def test_a_slow_pair_of_hosts_is_told() -> None:
+    found = job.Job([0, 0, 1, 2], ["a", "b", "c"])
+    rates = {(0, 1): 1e7, (0, 2): 1e9, (0, 3): 1.1e9, (2, 3): 2.6e8}
+    found.pairs = [pairs.Measured(*both, 1e-5, rate, 1e9) for both, rate in rates.items()]
+    assert job._slow(found) == []
+    found.pairs[-1].there = 2.4e8
+    ((slow, ranks),) = job._slow(found)
+    assert ranks == [2, 3]
+    assert slow.line.startswith("2 (b) - 3 (c) has 240 MB/s, where the median")
+
+
 def test_findings_go_with_the_ranks_that_have_them() -> None:
     places = [place(name="vm"), place(name="vm", network="net:[2]"), place(name="other")]
     hosts, names = job.placed([{"place": here} for here in [*places, places[0]]])
