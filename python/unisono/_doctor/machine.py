@@ -59,7 +59,9 @@ def judge(line: str, told: dict[str, Any]) -> list[Finding]:
     found = [Finding("cuda", OK, f"{line}: {kinds or 'no device'}")]
     if len(names) < 2:
         return found
-    refused = [f"{one}-{other}" for one, other in told["refused"] if one < other]
+    # In one direction, or in both.
+    pairs = sorted({(min(both), max(both)) for both in told["refused"]})
+    refused = [f"{one}-{other}" for one, other in pairs]
     if not refused:
         return [*found, Finding("peers", OK, "every device reaches the memory of every other one")]
     shown = ", ".join(refused[:8]) + (" ..." if len(refused) > 8 else "")

@@ -42,13 +42,21 @@ def try_out() -> list[Finding]:
     variables = {name: text for name, text in os.environ.items() if name not in _OF_A_LAUNCHER}
     try:
         with tempfile.TemporaryDirectory(prefix="unisono-doctor-") as folder:
-            words = [[str(rank), f"file://{folder}/store"] for rank in (0, 1)]
+            # Files of such a user are refused.
+            store = f"tcp://127.0.0.1:{_free_port()}" if _is_nobody() else f"file://{folder}/store"
+            words = [[str(rank), store] for rank in (0, 1)]
             started = [run_module("unisono._doctor.memory", one, variables) for one in words]
             told = [_told(process) for process in started]
     except OSError as error:
         line = f"{_APART}: no process can be started or no folder made for them: {error}"
         return [Finding("memory", BROKEN, line, "ulimit -a; df /tmp")]
     return judge(*told)
+
+
+def _free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
 
 
 def _told(process: subprocess.Popen[str]) -> dict[str, Any]:

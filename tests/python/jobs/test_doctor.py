@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import platform
+import shutil
 import sys
 from pathlib import Path
 
@@ -116,6 +117,16 @@ def test_ranks_that_cannot_share_memory_are_told_with_the_reason() -> None:
     assert shared["line"].endswith("over TCP: memfd_create is refused (Operation not permitted)")
 
 
+def test_a_user_that_its_namespace_does_not_know_is_told() -> None:
+    enter = ["unshare", "--user"]
+    if shutil.which(enter[0]) is None or run([*enter, "true"]).code != 0:
+        pytest.skip("this system makes no user namespaces here")
+    done = run([*enter, sys.executable, PROGRAM, "--", "--json"])
+    shared = found("memory", told(done)["findings"])
+    assert (done.code, shared["state"]) == (0, ADVICE)
+    assert "over TCP: this user is one that its user namespace does not know" in shared["line"]
+
+
 @pytest.mark.check
 def test_every_pair_of_four_ranks_is_in_the_table() -> None:
     done = run([*LAUNCH, "-n", "4", PROGRAM])
@@ -168,6 +179,17 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert "no job runs: rank 1 of 2 did not join within 1 s" in "\n".join(done.err)
     # The host alone is well.
     assert run([sys.executable, PROGRAM, "--", "--here"], env=env).code == 0
+
+
+def test_a_torch_that_is_not_served_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = "python -m unisono build-torch"
+    broken = "2.9.1, not served: /a/door.so does not load (why)"
+    for said, line in (
+        (f"2.9.1, not served: `{build}` makes a build for it", "2.9.1, not served"),
+        (f"{broken}; try `{build}`", broken),
+    ):
+        monkeypatch.setattr(machine.installed, "_torch_here", lambda said=said: said)
+        assert machine._torch() == Finding("torch", ADVICE, line, build)
 
 
 class System:
@@ -390,8 +412,9 @@ def test_findings_go_with_the_ranks_that_have_them() -> None:
 def test_devices_without_access_to_each_other_are_told() -> None:
     answer = {"error": "", "names": ["H200", "H200"], "refused": []}
     assert [one.state for one in machine.judge("driver", answer)] == [OK, OK]
-    _, peers = machine.judge("driver", {**answer, "refused": [[0, 1], [1, 0]]})
-    assert (peers.state, peers.line.endswith(": 0-1")) == (ADVICE, True)
+    for refused in ([[0, 1], [1, 0]], [[1, 0]]):
+        _, peers = machine.judge("driver", {**answer, "refused": refused})
+        assert (peers.state, peers.line.endswith(": 0-1")) == (ADVICE, True)
     (lone,) = machine.judge("driver", {"error": "cuInit returns 100", "names": [], "refused": []})
     assert (lone.state, lone.line) == (
         ADVICE,
