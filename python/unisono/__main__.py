@@ -2,9 +2,10 @@
 
 ``settings`` prints the table of settings as it stands in ``docs/settings.md``, ``launch`` starts
 ranks (see ``rust/launch``), ``run`` runs a program with unisono in gloo's place (see
-``unisono._run``), ``status`` asks the jobs on this host for their state (see ``unisono._status``),
-``explain`` shows the algorithm of a call (see ``unisono._explain``),
-``bench`` measures the operations here (see ``unisono._bench``),
+``unisono._run``), ``doctor`` examines this host and the pairs of a job (see ``unisono._doctor``),
+``status`` asks the jobs on this host for their state (see ``unisono._status``), ``bench`` measures
+the operations here (see ``unisono._bench``), ``explain`` shows the algorithm of a call (see
+``unisono._explain``), ``chaos`` plays jobs with faults (see ``unisono._chaos``),
 ``build-torch`` builds for a torch that the installation does not serve (see
 ``unisono._build_torch``), ``--cflags --libs`` and the like say what a C compiler needs (see
 ``unisono._c``).
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     commands.add_parser("launch", help="start the ranks of a program on this host", add_help=False)
     commands.add_parser("run", help="run a program with unisono in gloo's place", add_help=False)
+    commands.add_parser("doctor", help="this host, and under a launcher every pair of ranks")
     commands.add_parser("status", help="the ranks on this host, and for whom they wait")
     commands.add_parser("bench", help="how fast the operations are here, with checked results")
     commands.add_parser("chaos", help="jobs whose ranks are killed and whose connections break")
@@ -132,6 +134,10 @@ def main(arguments: list[str] | None = None) -> int:
         from unisono._run import run
 
         return run(arguments[1:])
+    if arguments[:1] == ["doctor"]:
+        from unisono._doctor import doctor
+
+        return doctor(arguments[1:], _name())
     if arguments[:1] == ["status"]:
         from unisono._status import status
 

@@ -10,7 +10,8 @@ use unisono::plan::{self, Algorithm, Buffer, Collective, Plan, Span, Step};
 use unisono::types::{DataType, ReduceOp};
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(explain, module)?)
+    // Not by `add`, which would make it a part of the package's public face.
+    module.setattr("_explain", wrap_pyfunction!(explain, module)?)
 }
 
 /// Ranks up to which the plans of all are made and simulated.
