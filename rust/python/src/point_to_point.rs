@@ -6,7 +6,7 @@ use crate::arrays::Array;
 use crate::communicator::{ANY_SOURCE, Communicator};
 use crate::errors::{exception, invalid};
 use crate::how::{How, Stream};
-use crate::running::{Action, Call, Message, Seconds, run, start, wait};
+use crate::running::{Action, Call, Message, Seconds, run, run_both, start, wait};
 use crate::work::Work;
 
 #[pymethods]
@@ -210,16 +210,28 @@ impl Communicator {
         let how = How::new("sendrecv", false, timeout, stream);
         let sending = self.sending(py, &how, array, (dest, tag))?;
         let receiving = self.receiving(py, &how, out, (source, tag))?;
-        let work = if sending.action.is_on_device() {
+        // Neither begins where the other one cannot.
+        for peer in [&sending, &receiving].into_iter().filter_map(Call::peer) {
+            let living = self.core().check_living(peer);
+            living.map_err(|error| exception(py, &error))?;
+        }
+        let (sends_there, receives_there) = (
+            sending.action.is_on_device(),
+            receiving.action.is_on_device(),
+        );
+        let work = match (sends_there, receives_there) {
+            (false, false) => run_both(py, self.core(), (sending, receiving))?,
+            (false, true) => {
+                let (received, _) = start(py, self.core(), receiving)?;
+                run(py, self.core(), sending)?;
+                wait(py, &received, None)?;
+                received
+            }
             // A stream waits for what it receives.
-            start(py, self.core(), sending)?;
-            run(py, self.core(), receiving)?
-        } else {
-            // A message to oneself that finds its receive is not copied twice.
-            let (received, _) = start(py, self.core(), receiving)?;
-            run(py, self.core(), sending)?;
-            wait(py, &received, None)?;
-            received
+            (true, _) => {
+                start(py, self.core(), sending)?;
+                run(py, self.core(), receiving)?
+            }
         };
         self.source(py, source, &work)
     }

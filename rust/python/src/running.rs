@@ -29,6 +29,16 @@ pub(crate) struct Call {
     pub(crate) value: Py<PyAny>,
 }
 
+impl Call {
+    /// The peer of a message.
+    pub(crate) fn peer(&self) -> Option<usize> {
+        match &self.action {
+            Action::Message(message) => message.peer,
+            Action::Collective(_) => None,
+        }
+    }
+}
+
 /// An operation with its memory.
 pub(crate) enum Action {
     Collective(Request),
@@ -57,6 +67,49 @@ impl Action {
     }
 }
 
+/// Carries out a send and a receive at the same time, neither of them on a device. Returns how the receive went.
+pub(crate) fn run_both(
+    py: Python<'_>,
+    comm: &Communicator,
+    (sending, receiving): (Call, Call),
+) -> PyResult<unisono::Work> {
+    let keep = [sending.keep, receiving.keep];
+    let begun = py.detach(|| {
+        comm.guard(|comm| {
+            let begin = |action| match action {
+                // SAFETY: `keep` lives until both have ended, or for ever. The caller sees to it that no other code uses the
+                // arrays.
+                Action::Message(message) => unsafe { send_or_receive(comm, message, None) },
+                Action::Collective(_) => Err(Error::internal("a message that is a collective")),
+            };
+            // A message to oneself that finds its receive is not copied twice.
+            let received = begin(receiving.action)?;
+            let sent = begin(sending.action);
+            if let Ok(sent) = &sent {
+                let _ = sent.wait(Some(SLICE));
+                let _ = received.wait(Some(SLICE));
+            }
+            Ok((received, sent))
+        })
+    });
+    let (received, sent) = begun.map_err(|error| exception(py, &error))?;
+    let sent = match sent {
+        Ok(sent) => sent,
+        Err(error) => {
+            // The receive goes on, and its array is kept for it.
+            std::mem::forget(keep);
+            return Err(exception(py, &error));
+        }
+    };
+    // The receive needs its array also where the send has failed: the group has failed then, and ends both.
+    let outcomes = [await_end(py, comm, &sent), await_end(py, comm, &received)];
+    drop(keep);
+    for outcome in outcomes {
+        outcome?;
+    }
+    Ok(received)
+}
+
 /// Carries out `call` and returns how it went. On a device it has only been put into its stream then.
 pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<unisono::Work> {
     if call.action.is_on_device() {
@@ -82,6 +135,13 @@ pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<u
         })
     });
     let work = work.map_err(|error| exception(py, &error))?;
+    await_end(py, comm, &work)?;
+    drop(keep);
+    Ok(work)
+}
+
+/// Waits until an operation has ended, and returns how it went. A signal whose handler raises aborts the communicator.
+fn await_end(py: Python<'_>, comm: &Communicator, work: &unisono::Work) -> PyResult<()> {
     while !work.is_done() {
         if let Err(interrupt) = py.check_signals() {
             comm.abort(&format!("interrupted in {}: {interrupt}", work.name()));
@@ -91,10 +151,9 @@ pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<u
         }
         let _ = py.detach(|| comm.guard(|_| Ok(work.wait(Some(SLICE)))));
     }
-    drop(keep);
     match work.result() {
         Some(Err(error)) => Err(exception(py, &error)),
-        _ => Ok(work),
+        _ => Ok(()),
     }
 }
 

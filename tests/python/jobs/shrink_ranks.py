@@ -341,6 +341,13 @@ def messages(comm: unisono.Communicator, living: list[int], gone: int) -> None:
     for message in (comm.send, comm.recv):
         with pytest.raises(unisono.InvalidArgumentError, match=f"rank {gone} is gone"):
             message(got, gone)
+    own = np.full(3, 10.0 + comm.rank)
+    for dest, source in ((gone, left), (right, gone)):
+        with pytest.raises(unisono.InvalidArgumentError, match=f"rank {gone} is gone"):
+            comm.sendrecv(own, dest, got, source)
+    # Nothing has begun there.
+    assert comm.sendrecv(own, right, got, left) == left
+    assert got.tolist() == [10.0 + left] * 3
 
 
 def name_before_links(died: int) -> str:

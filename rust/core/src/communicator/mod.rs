@@ -202,6 +202,17 @@ impl Communicator {
         }
     }
 
+    /// Whether this rank, one of the group's numbers, takes part.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for one that is gone, in a [masked](Self::mask) communicator.
+    pub fn check_living(&self, rank: Rank) -> Result<()> {
+        match &self.mask {
+            Some(mask) => mask.place(rank).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Whether it is [masked](Self::mask).
     pub fn is_masked(&self) -> bool {
         self.mask.is_some()
