@@ -6,7 +6,8 @@ use super::select::choose;
 use super::simulate::{CostModel, simulate};
 use super::topology::Topology;
 use super::{
-    Algorithm, Buffer, Counts, Plan, Shape, Span, applicable_on, build_on, piece_length, shared,
+    Algorithm, Buffer, Counts, Plan, Shape, Span, applicable_on, build_on, in_memory, piece_length,
+    shared,
 };
 use crate::types::{Collective, Rank};
 
@@ -103,7 +104,7 @@ impl Question {
             Algorithm::Windows | Algorithm::InPlace => {
                 let cores = self.topology.cores_per_host;
                 let chunk = shared::chunk(self.collective, self.world(), cores);
-                shared::build(algorithm, &shape, size, chunk)
+                in_memory::build(algorithm, &shape, size, chunk)
             }
             _ => {
                 let piece = piece_length(algorithm, &shape, size, &self.topology, &self.costs);

@@ -55,6 +55,7 @@ pub mod explain;
 mod family;
 mod halving;
 pub mod hierarchical;
+pub mod in_memory;
 pub mod in_place;
 pub mod links;
 mod piece;

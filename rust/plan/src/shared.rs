@@ -6,8 +6,8 @@
 
 use super::cost::{Bill, Taken, Work};
 use super::topology::Topology;
-use super::windows::{self, MOST_RANKS, Room, Shots};
-use super::{Algorithm, Counts, Plan, Shape, in_place};
+use super::windows::MOST_RANKS;
+use super::{Algorithm, Counts, Shape};
 use crate::types::Collective;
 
 /// Bytes of a chunk, the piece of a buffer that goes through a half of a window at once. The data of a chunk on all ranks, in
@@ -51,28 +51,6 @@ pub fn longer_buffer(shape: &Shape, element_size: usize) -> Option<usize> {
         _ => 1,
     };
     Some(count.saturating_mul(element_size).saturating_mul(blocks))
-}
-
-/// This rank's plan by one of the two, in chunks of `chunk` bytes where it works in chunks. `None` where it has none, and for
-/// other algorithms.
-pub fn build(
-    algorithm: Algorithm,
-    shape: &Shape,
-    element_size: usize,
-    chunk: usize,
-) -> Option<Plan> {
-    let room = |bytes| Room {
-        half: bytes / element_size,
-        align: LINE / element_size,
-    };
-    match (algorithm, shape.collective) {
-        (Algorithm::InPlace, _) => in_place::build(shape, element_size),
-        (Algorithm::Windows, Collective::AllReduce) => {
-            windows::build_in_step(shape, &room(2 * chunk))
-        }
-        (Algorithm::Windows, _) => windows::build(shape, &room(chunk), Shots::One, false),
-        _ => None,
-    }
 }
 
 /// Whether `algorithm`, one of the two, has a plan for `shape` where the ranks are as in `topology`. The same on all

@@ -39,8 +39,8 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
-use crate::plan::shared::{self, chunk};
-use crate::plan::{Algorithm, Plan};
+use crate::plan::shared::chunk;
+use crate::plan::{Algorithm, Plan, in_memory};
 use crate::types::{Collective, Rank};
 
 use self::backoff::{Agreements, WindowSpeed};
@@ -201,7 +201,7 @@ impl SharedMemory {
             return Ok(Arc::clone(plan));
         }
         let shape = key.shape(rank, world);
-        let plan = shared::build(algorithm, &shape, key.element_size, chunk)
+        let plan = in_memory::build(algorithm, &shape, key.element_size, chunk)
             .map(Arc::new)
             .ok_or_else(|| Error::internal(format!("no plan by {algorithm} for {shape:?}")))?;
         if plan.steps.len() > KEPT_STEPS / 4 {

@@ -10,7 +10,7 @@ use crate::engine::Request;
 use crate::error::Code;
 use crate::heap::Buffer;
 use crate::plan::cost::Costs;
-use crate::plan::shared::{self, LINE};
+use crate::plan::shared::LINE;
 use crate::plan::signals::Semaphore;
 use crate::plan::{Counts, Shape, Step};
 use crate::types::{Collective, ReduceOp};
@@ -161,7 +161,7 @@ fn chunks_are_counted_as_plans_make_them() {
             in_place: true,
             widen: false,
         };
-        let plan = shared::build(
+        let plan = in_memory::build(
             Algorithm::Windows,
             &shape,
             4,
