@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from unisono import _c
 from unisono._chaos import hosts, job, plan
 
 _EXAMPLES = """\
@@ -41,6 +42,11 @@ def chaos(arguments: Sequence[str], name: str) -> int:
     given = [fault.kind for fault in chosen.fault if fault.kind in others]
     if "isolate" in given and len(given) > 1:
         parser.error(f"with isolate no other of {', '.join(others)}")
+    if "c" in chosen.door:
+        try:
+            _c.answer(["--libdir"])
+        except FileNotFoundError as error:
+            parser.error(f"--door c: {error}")
     trouble = hosts.why_not()
     if trouble is None:
         hosts.alone(arguments)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +159,12 @@ def test_wishes_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str
         with pytest.raises(SystemExit):
             _chaos.chaos(arguments, "unisono")
         assert why in capsys.readouterr().err
+
+
+def test_a_door_that_is_not_installed_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(_c, "FOLDER", tmp_path)
+    with pytest.raises(SystemExit):
+        _chaos.chaos(["--door", "numpy,c"], "unisono")
+    assert "does not hold the C library" in capsys.readouterr().err
