@@ -16,6 +16,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
+#: The variables in which launchers give a rank (rust/core/src/rendezvous/launcher/launchers.rs).
+RANK_VARIABLES = (
+    "RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "SLURM_PROCID",
+    "JOB_COMPLETION_INDEX",
+)
+
 
 def launch(arguments: list[str], core: ModuleType, note: str | None = None) -> int:
     """Launch what `arguments` ask for, and return the status to exit with.

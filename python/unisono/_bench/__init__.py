@@ -19,14 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-#: The variables in which launchers give a rank (rust/core/src/rendezvous/launcher/launchers.rs).
-RANK_VARIABLES = (
-    "RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "SLURM_PROCID",
-    "JOB_COMPLETION_INDEX",
-)
+from unisono._launch import RANK_VARIABLES
+
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _EXAMPLES = """\
 examples:
@@ -49,17 +43,24 @@ def sizes(text: str, factor: int = 4) -> list[int]:
     found = []
     for item in text.split(","):
         low, dash, high = item.partition("-")
-        size, last = _size(low), _size(high if dash else low)
-        if size > last:
+        begin, last = size(low), size(high if dash else low)
+        if begin > last:
             raise ValueError(f"{item}: a span goes up")
-        while size < last:
-            found.append(size)
-            size *= factor
+        while begin < last:
+            found.append(begin)
+            begin *= factor
         found.append(last)
     return sorted(set(found))
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
+    """Return the bytes that a text such as 64K stands for, with units of 1,024.
+
+    Raises
+    ------
+    ValueError
+        It is not a number above 0 with K, M, G or nothing behind it.
+    """
     number = text.strip().upper().removesuffix("IB").removesuffix("B")
     unit = number[-1:] if number[-1:] in "KMG" else ""
     if not number.removesuffix(unit).isdecimal() or int(number.removesuffix(unit)) == 0:

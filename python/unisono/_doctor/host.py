@@ -19,7 +19,7 @@ from unisono._doctor.finding import ADVICE, OK, Finding
 PER_PEER, OTHERS = 4, 256
 # A group of fewer ranks than this over TCP is worth advice.
 MANY_RANKS = 128
-# The largest buffer that Linux gives a connection by default, about: less is somebody's choice.
+# About the largest buffer that Linux gives a connection by default: less has been set on purpose.
 LEAST_BUFFER = 4 << 20
 # Looks at such a clock need no system call.
 FAST_CLOCKS = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"}

@@ -19,10 +19,9 @@ import unisono
 from unisono._doctor import host, interfaces, log, machine, memory, pairs
 from unisono._doctor.finding import ADVICE, OK, Finding, in_words
 from unisono._doctor.pairs import Measured
+from unisono._launch import RANK_VARIABLES
 
-# The variables by which unisono.init knows a rank (rust/core, rendezvous/launcher), and its number
-# on its host.
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX")
+# The variables in which launchers give its number on its host.
 _LOCAL_RANK = (
     *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
     "SLURM_LOCALID",
@@ -55,7 +54,7 @@ class Job:
 
 def is_rank() -> bool:
     """Whether a launcher has started this process as a rank."""
-    return any(os.environ.get(name) for name in _RANK)
+    return any(os.environ.get(name) for name in RANK_VARIABLES)
 
 
 def run() -> Job | None:

@@ -22,15 +22,16 @@ import numpy as np
 import unisono
 from unisono._doctor import host, interfaces, log
 from unisono._doctor.finding import ADVICE, BROKEN, OK, Finding, run_module
+from unisono._launch import RANK_VARIABLES
 
 SECONDS = 20.0
 # Long enough to be lent.
 _LARGE = 1 << 20
 # Variables by which launchers tell a rank of its job. The two ranks have a job of their own.
 _OF_A_LAUNCHER = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("UNISONO_LAUNCH_SECRET", "UNISONO_LOG", "PMI_RANK", "OMPI_COMM_WORLD_RANK"),
-    *("SLURM_PROCID", "JOB_COMPLETION_INDEX"),
+    *RANK_VARIABLES,
+    *("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("UNISONO_LAUNCH_SECRET", "UNISONO_LOG"),
 )
 _CAP_SYS_PTRACE = 19
 _APART = "two ranks on this host cannot meet"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono import _bench
 from unisono._explain import picture
 
 _EXAMPLES = """\
@@ -22,26 +23,20 @@ examples:
   unisono explain all_reduce --bytes 8 --ranks 64 --hosts 16 --latency 50 --rate 1.2
   unisono explain all_reduce --bytes 1K --ranks 8 --algorithm ring --svg ring.svg
 """
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def size(text: str) -> int:
-    """Return the bytes that a text such as ``64M`` stands for, with units of 1,024.
+    """Return the bytes that a text such as ``64M`` stands for, for argparse.
 
     Raises
     ------
     argparse.ArgumentTypeError
         If it is no size.
     """
-    number = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = number[-1:] if number[-1:] in UNITS else ""
     try:
-        count = int(float(number.removesuffix(unit)) * UNITS[unit])
-    except (ValueError, OverflowError):
-        count = -1
-    if count < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size, as 8, 64K, 1.5M or 2G are")
-    return count
+        return _bench.size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def in_bytes(count: float) -> str:

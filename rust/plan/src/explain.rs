@@ -175,11 +175,11 @@ mod tests {
                 assert_eq!(answer.algorithm, Algorithm::Ring);
             }
         }
-        let nobody = Question {
+        let none = Question {
             root: 4,
             ..question(Topology::one_host(4, 4), 8)
         };
-        assert!(nobody.answer().is_none());
+        assert!(none.answer().is_none());
     }
 
     #[test]

@@ -224,7 +224,7 @@ fn a_link_is_settled_once_the_peers_system_has_all() {
     while !a.is_settled() {
         b.try_recv(&mut bytes).unwrap();
     }
-    // The connection breaks on the way, and nobody has seen that yet.
+    // The connection breaks on the way, and neither end has seen that yet.
     let (mut a, mut b) = links();
     deafen(b.data.socket());
     assert_eq!(a.try_send(&[2; 100]).unwrap(), 100);
