@@ -17,6 +17,8 @@ from behind_gloo import Program, Reason
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples" / "frameworks"
+# Runs a program with the same random numbers each time.
+SEEDED = HERE.parent / "support" / "seeded.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 # On a machine with a GPU they would take it.
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -94,7 +96,7 @@ def of_accelerate() -> Iterator[Program | str]:
         return
     scripts = folder / "test_utils" / "scripts"
     for script in ("test_script", "test_ops", "test_sync"):
-        command = [*TORCHRUN, str(scripts / f"{script}.py")]
+        command = [*TORCHRUN, str(SEEDED), str(scripts / f"{script}.py")]
         yield Program(f"accelerate {script}", command, environment=ON_CPU)
     yield Program(
         "accelerate test_distributed_data_loop",

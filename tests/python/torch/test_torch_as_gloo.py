@@ -10,6 +10,7 @@ from pathlib import Path
 
 import launching
 import pytest
+import seeded
 import torch
 from ranks import run_ranks, run_torchrun
 from torch_as_gloo_ranks import (
@@ -300,7 +301,7 @@ def test_a_program_that_nobody_here_wrote() -> None:
     scripts = Path(accelerate.__file__).parent / "scripts"
     env = {**ON, "ACCELERATE_USE_CPU": "true"}
     for script in ("test_ops.py", "test_sync.py"):
-        output = run_torchrun(scripts / script, 2, timeout=150, env=env)
+        output = run_torchrun(seeded.__file__, 2, [scripts / script], timeout=150, env=env)
         assert output.count(ACTS) == 1, output
 
 
