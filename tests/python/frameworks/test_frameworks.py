@@ -1,4 +1,4 @@
-"""Accelerate, Lightning, DeepSpeed and Ray Train run their examples over unisono.
+"""Accelerate, transformers, TRL, Lightning, DeepSpeed, Ray Train: their examples over unisono.
 
 By its name, and with unisono in gloo's place where they ask for gloo.
 
@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples" / "frameworks"
 PARAMETERS = "4,810"
 BACKENDS = ["unisono", "gloo"]
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
 def needs(module: str, requirement: str) -> None:
@@ -35,17 +36,19 @@ def asking_for(backend: str) -> tuple[list[str], dict[str, str]]:
     return ["--backend", backend], {"UNISONO_AS_GLOO": "1"} if backend == "gloo" else {}
 
 
-def assert_learned(output: str, backend: str, label: str = "") -> None:
+def assert_learned(
+    output: str, backend: str, label: str = "", parameters: str = PARAMETERS
+) -> None:
     """Check the three lines that every example prints, in a framework's own many."""
     lines = output.splitlines()
     assert ("unisono: in gloo's place" in output) == (backend == "gloo"), output
     first = f"{label}backend {backend}, 2 ranks"
     assert first in lines, output
-    _, accuracy, parameters, *_ = lines[lines.index(first) :]
+    _, accuracy, last, *_ = lines[lines.index(first) :]
     match = re.fullmatch(r"accuracy ([\d.]+) on 360 held-out images", accuracy)
     assert match, output
     assert float(match[1]) >= 0.95, output
-    assert parameters == f"parameters {PARAMETERS}, equal on all ranks", output
+    assert last == f"parameters {parameters}, equal on all ranks", output
     assert "Traceback" not in output, output
 
 
@@ -55,6 +58,54 @@ def test_accelerate(backend: str) -> None:
     args, env = asking_for(backend)
     output = run_torchrun(EXAMPLES / "accelerate_digits.py", 2, args, env=env)
     assert_learned(output, backend)
+
+
+def test_accelerate_takes_the_name() -> None:
+    needs("accelerate", "accelerate")
+    run_torchrun(Path(__file__).parent / "accelerate_ranks.py", 2)
+
+
+def losses(output: str) -> str:
+    """Return the losses that an example prints, to the last bit."""
+    (line,) = (line for line in output.splitlines() if line.startswith("losses ["))
+    return line
+
+
+def test_the_option_of_transformers(tmp_path: Path) -> None:
+    needs("transformers", "transformers[torch]")
+    script = tmp_path / "option.py"
+    script.write_text(
+        "import unisono.accelerate; unisono.accelerate.install()\n"
+        "from transformers import HfArgumentParser, TrainingArguments\n"
+        "parser = HfArgumentParser(TrainingArguments)\n"
+        "print(parser.parse_args(['--ddp_backend', 'unisono']).ddp_backend)\n"
+    )
+    assert run_python(script, timeout=60).strip().endswith("unisono")
+
+
+# Two numbers have one sum, in whichever order: gloo itself gets the same bits.
+def test_transformers() -> None:
+    needs("transformers", "transformers[torch]")
+    script = EXAMPLES / "transformers_digits.py"
+    over = {one: run_torchrun(script, 2, ["--backend", one], env=OFFLINE) for one in BACKENDS}
+    assert_learned(over["unisono"], "unisono", parameters="69,194")
+    assert "backend gloo, 2 ranks" in over["gloo"].splitlines()
+    assert losses(over["unisono"]) == losses(over["gloo"])
+
+
+def test_trl_with_peft() -> None:
+    needs("trl", "trl")
+    needs("peft", "peft")
+    script = EXAMPLES / "trl_sft.py"
+    over = {one: run_torchrun(script, 2, ["--backend", one], env=OFFLINE) for one in BACKENDS}
+    assert losses(over["unisono"]) == losses(over["gloo"])
+    for backend, output in over.items():
+        lines = output.splitlines()
+        assert f"backend {backend}, 2 ranks" in lines, output
+        assert "parameters 33,984, equal on all ranks" in lines, output
+        match = re.search(r"loss ([\d.]+) in the first 5 steps, ([\d.]+) in the last", output)
+        assert match, output
+        assert float(match[2]) < float(match[1]) / 2, output
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
