@@ -3,10 +3,11 @@
     unisono launch -n 2 examples/horovod/train_digits.py
     mpirun -n 2 python examples/horovod/train_digits.py
     torchrun --nproc-per-node 2 examples/horovod/train_digits.py
+    python examples/horovod/train_digits.py --num-proc 2
 
-For Horovod itself the import is `import horovod.torch as hvd`; nothing else differs. `--compare`
-trains once more with DistributedDataParallel, from the same parameters on the same batches, and
-checks that the losses are the same.
+For Horovod itself the imports are `import horovod` and `import horovod.torch as hvd`; nothing else
+differs. `--compare` trains once more with DistributedDataParallel, from the same parameters on the
+same batches, and checks that the losses are the same.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+import unisono.horovod as horovod
 import unisono.horovod.torch as hvd
 
 
@@ -87,16 +89,7 @@ def losses_of_ddp(start: dict[str, torch.Tensor], batches: DataLoader, args) -> 
     return train(nn.parallel.DistributedDataParallel(model), optimizer, batches, args.epochs)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch-size", type=int, default=32, help="images for each rank")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=0.02, help="for one rank")
-    parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
-    parser.add_argument("--compare", action="store_true", help="train with DDP as well")
-    args = parser.parse_args()
-
+def main(args: argparse.Namespace) -> None:
     hvd.init()
     torch.manual_seed(1 + hvd.rank())
     torch.set_num_threads(1)
@@ -135,4 +128,16 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch-size", type=int, default=32, help="images for each rank")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--lr", type=float, default=0.02, help="for one rank")
+    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
+    parser.add_argument("--compare", action="store_true", help="train with DDP as well")
+    parser.add_argument("--num-proc", type=int, help="start so many ranks here, without a launcher")
+    chosen = parser.parse_args()
+    if chosen.num_proc:
+        horovod.run(main, args=(chosen,), np=chosen.num_proc)
+    else:
+        main(chosen)

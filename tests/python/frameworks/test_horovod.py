@@ -159,6 +159,53 @@ def test_lost_peer_is_named() -> None:
     assert "rank 1" in first
 
 
+RUN = """
+import unisono.horovod as horovod, unisono.horovod.torch as hvd, helper
+
+if __name__ == "__main__":
+    def twice(number, *, plus):
+        hvd.init()
+        if hvd.rank() == fails:
+            raise ValueError("not today")
+        total = hvd.allreduce(torch.tensor([number]), op=hvd.Sum).item()
+        return hvd.rank(), hvd.size(), total + plus, helper.NAME
+
+    import torch
+    fails = -1
+    print(horovod.run(twice, (2,), {"plus": 1}, num_proc=3, hosts="localhost:3", use_gloo=True))
+    assert len(horovod.run(twice, (2,), {"plus": 1})) == 1
+    fails = 1
+    try:
+        horovod.run(twice, (2,), {"plus": 1}, np=2)
+    except RuntimeError as error:
+        print(error)
+    try:
+        horovod.run(twice, hosts="elsewhere:2", np=2)
+    except NotImplementedError as error:
+        print(error)
+"""
+
+
+def test_run_returns_what_each_rank_does(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    (tmp_path / "helper.py").write_text("NAME = 'beside the program'\n")
+    done = run([sys.executable, str(script(tmp_path, RUN))])
+    assert done.code == 0, done
+    results = [(rank, 3, 7, "beside the program") for rank in range(3)]
+    assert str(results) in done.out, done
+    assert any("a rank of 2 has failed, with exit status 1" in line for line in done.out), done
+    assert any("ValueError: not today" in line for line in done.err), done
+    assert any("this host alone, not on elsewhere" in line for line in done.out), done
+
+
+def test_example_by_run() -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("cloudpickle")
+    done = run([sys.executable, str(EXAMPLE), "--epochs", "4", "--num-proc", "2"])
+    assert done.code == 0, done
+    assert_example("\n".join(done.out))
+
+
 def assert_example(output: str) -> None:
     assert "2 ranks" in output, output
     assert "parameters equal on all ranks" in output, output
