@@ -31,7 +31,7 @@ SHARD ?= 1/1
 PREFIX ?= /usr/local
 LIBDIR ?= lib
 DESTDIR ?=
-# Whether the tests install the frameworks above torch (Accelerate, Lightning, DeepSpeed, Ray): 170 MB to download.
+# Whether the tests install the frameworks above torch (Accelerate, Lightning, DeepSpeed, Ray): 250 MB to download.
 FRAMEWORKS ?= yes
 SETUP ?= yes
 # The targets of `make wheel`: versions of torch or folders with one (all that are supported), and the processor.

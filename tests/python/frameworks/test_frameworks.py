@@ -1,4 +1,4 @@
-"""Accelerate, transformers, TRL, Lightning, DeepSpeed, Ray Train: their examples over unisono.
+"""The examples of the frameworks above torch run over unisono.
 
 By its name, and with unisono in gloo's place where they ask for gloo.
 
@@ -10,8 +10,10 @@ without the exchange of gradients the parameters would differ between ranks.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,21 @@ def test_trl_with_peft() -> None:
         match = re.search(r"loss ([\d.]+) in the first 5 steps, ([\d.]+) in the last", output)
         assert match, output
         assert float(match[2]) < float(match[1]) / 2, output
+
+
+def test_torchtitan() -> None:
+    """FSDP2 and tensor parallelism on four ranks, and neither on one."""
+    needs("torchtitan", "torchtitan")
+    if tuple(map(int, version("torch").split(".")[:2])) < (2, 15):
+        pytest.skip("tried with torch 2.15 alone: torchtitan takes functions that are new in torch")
+    script = EXAMPLES / "torchtitan_llama.py"
+    together = run_torchrun(script, 4, ["--tensor-parallel", "2"], timeout=240)
+    assert "backend unisono, 4 ranks\n" in together, together
+    assert "parameters 6,163,712, data parallel 2, tensor parallel 2\n" in together, together
+    ours, expected = map(losses, (together, run_torchrun(script, 1)))
+    ours, expected = (json.loads(each.removeprefix("losses ")) for each in (ours, expected))
+    assert ours == pytest.approx(expected, rel=1e-5)
+    assert ours[-1] < ours[0] - 0.5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
