@@ -63,4 +63,4 @@ pub(crate) use mask::Mask;
 pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
 pub(crate) use work::WorkState;
-pub use work::{Completion, PointToPoint};
+pub use work::{Completion, PointToPoint, Received};
