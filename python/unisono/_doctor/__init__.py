@@ -6,7 +6,7 @@ rank 0 prints the findings of all and a table of pairs. Each finding that is not
 the command or setting that mends it, and the exit status says whether a job runs.
 
 ``host`` reads files of the system, ``memory`` and ``machine`` try things out in other processes,
-``job`` is the work of a rank, ``pairs`` measures, ``log`` reads the choices of the core.
+``job`` is the work of a rank, ``pairs`` measures.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ pub(crate) mod membership;
 mod message;
 mod reports;
 mod state;
+mod traffic;
 mod waits;
 mod work;
 #[cfg(test)]

@@ -187,7 +187,7 @@ impl Group {
         match sent.flatten() {
             Ok(sent) => {
                 if sent {
-                    self.note_message(&mut core, Collective::Send);
+                    self.note_message(&mut core, Collective::Send, outgoing.memory.len());
                 }
                 Ok(sent)
             }
@@ -217,7 +217,7 @@ impl Group {
             arrived: None,
         };
         if self.look(&mut core, &mut wanted)? {
-            self.note_message(&mut core, Collective::Recv);
+            self.note_message(&mut core, Collective::Recv, bytes);
             return Ok(Found::Whole(from));
         }
         if wanted.arrived.is_none() {
@@ -257,8 +257,9 @@ impl Group {
         })
     }
 
-    fn note_message(&self, core: &mut Core, collective: Collective) {
+    fn note_message(&self, core: &mut Core, collective: Collective, bytes: usize) {
         core.messages += 1;
+        core.traffic.count(collective, bytes);
         core.recorder.note(Fingerprint {
             sequence: core.messages,
             collective: collective as u8,

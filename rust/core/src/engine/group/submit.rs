@@ -68,6 +68,8 @@ impl Group {
             }
         };
         core.sequence = sequence;
+        let bytes = run.operands().buffers.longest();
+        core.traffic.count(run.collective(), bytes);
         for peer in run.peers() {
             if core.links.open(Lane::Collective, peer).is_none() {
                 self.ensure_link(core, Lane::Collective, peer);
@@ -386,6 +388,7 @@ impl Group {
             }
         };
         core.messages = sequence;
+        core.traffic.count(collective, bytes);
         core.recorder.record(&work, None);
         match peer {
             Some(peer) => self.ensure_link(core, Lane::PointToPoint, peer),
