@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 import unisono
-from unisono import _status
+from unisono._status import ask as asking
+from unisono._status import words
 
 # Within this time the others have begun to wait, also on a busy machine.
 SOON = 20.0
@@ -41,8 +42,8 @@ def ask(pids: list[int], until: Callable[[str], bool]) -> Told:
     """Ask the processes with these pids, again and again until the answer is as it should be."""
     deadline = time.monotonic() + SOON
     while True:
-        found = [process for process in _status.processes() if process.pid in pids]
-        text = _status.text(found)
+        found = [process for process in asking.processes() if process.pid in pids]
+        text = words.text(found)
         if until(text):
             # Where one waits long for another to begin, that one was late.
             lines = text.splitlines()
@@ -57,7 +58,7 @@ def begin() -> tuple[unisono.Communicator, list[int]]:
     return comm, pids.reshape(-1).tolist()
 
 
-def _groups(process: _status.Process) -> set[str]:
+def _groups(process: asking.Process) -> set[str]:
     return {group["id"] for group in process.answer["groups"]}
 
 
@@ -87,10 +88,10 @@ def is_late(door: str) -> tuple[dict[str, Any], Told | None]:
     if rank == world - 1:
         # Others have counted their last call by then.
         time.sleep(0.5)
-        found_here = [one for one in _status.processes() if one.answer]
+        found_here = [one for one in asking.processes() if one.answer]
         own = next(one for one in found_here if one.pid == os.getpid())
         mine = [one for one in found_here if _groups(one) & _groups(own)]
-        told = Told(_status.text(mine).splitlines(), [])
+        told = Told(words.text(mine).splitlines(), [])
     call()
     return found, told
 
@@ -171,7 +172,7 @@ def is_asked_by_another_user() -> tuple[bytes, str]:
     name = next(
         line.split()[-1]
         for line in Path("/proc/net/unix").read_text().splitlines()
-        if f"{_status.PREFIX}{os.getpid()}-" in line
+        if f"{asking.PREFIX}{os.getpid()}-" in line
     )
     if (child := os.fork()) == 0:
         os.setgroups([])
@@ -182,7 +183,7 @@ def is_asked_by_another_user() -> tuple[bytes, str]:
             stranger.connect("\0" + name[1:])
             with contextlib.suppress(ConnectionError):
                 heard = stranger.recv(100)
-        said = _status._ask(name)
+        said = asking._ask(name)
         os.write(writer, heard + b"|" + (said.trouble.encode() if said else b"gone"))
         os._exit(0)
     os.waitpid(child, 0)
