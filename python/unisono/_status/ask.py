@@ -77,6 +77,11 @@ class Process:
     # The machine that it was asked on.
     host: str = ""
 
+    @property
+    def names(self) -> set[str]:
+        """The names of its host, from outside and from inside."""
+        return {self.host, self.answer["host"] if self.answer else self.host}
+
     def line(self) -> str:
         """Return the process in words."""
         return f"pid {self.pid}, {self.state}: {self.command or 'a command that is not shown'}"

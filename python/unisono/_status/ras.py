@@ -68,12 +68,11 @@ def _rank(group: words.Group, rank: int) -> dict[str, Any]:
 
 def _missing(group: words.Group, rank: int, found: list[Process]) -> dict[str, Any]:
     process = group.process_of(rank, found)
-    is_asked = any(_place(group, rank)["host"] == other.host for other in found)
     return {
         **_place(group, rank),
         "status": {
             # It may have closed the group, or not made it yet.
             "unresponsive": process is None or process.answer is None,
-            "considered_dead": process is None and is_asked,
+            "considered_dead": process is None and group.is_where_asked(rank, found),
         },
     }

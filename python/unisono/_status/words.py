@@ -82,10 +82,14 @@ class Group:
             return self.processes[rank]
         label = LABEL.fullmatch(self.members[rank]["process"])
         for process in found if label else ():
-            named = {process.host, process.answer["host"] if process.answer else ""}
-            if label and int(label["pid"]) == process.own_pid and label["host"] in named:
+            if label and int(label["pid"]) == process.own_pid and label["host"] in process.names:
                 return process
         return None
+
+    def is_where_asked(self, rank: int, found: Iterable[Process]) -> bool:
+        """Return whether the rank is on a host whose processes are known."""
+        label = LABEL.fullmatch(self.members[rank]["process"])
+        return label is not None and any(label["host"] in process.names for process in found)
 
 
 def groups(found: Iterable[Process]) -> list[Group]:
@@ -148,10 +152,7 @@ def _doing(group: Group, rank: int, found: Iterable[Process]) -> str:
             return f"({label}) has not made this group yet, or has closed it"
         if process:
             return f"({label}) is {process.state}: {process.trouble}"
-        asked = {process.answer["host"] for process in found if process.answer}
-        asked |= {process.host for process in found}
-        place = LABEL.fullmatch(label)
-        if place is None or place["host"] not in asked:
+        if not group.is_where_asked(rank, found):
             return f"({label}) is on another host, where `unisono status` tells more"
         return f"({label}) is no process here that can be asked"
     if state["failure"]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
+import pty
 import re
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -216,4 +222,72 @@ def asks_through_torch() -> Told | None:
     if dist.get_rank() == 1:
         told = ask(pids.tolist(), lambda text: "waits for it in all_reduce" in text)
     dist.all_reduce(torch.ones(5))
+    return told
+
+
+def is_shown_by_top(modules: str) -> tuple[str, str, int, list[int]] | None:
+    """Rank 0 looks by ``unisono top``, once and on a terminal, while the others wait for it.
+
+    `modules` is a folder whose modules come before all others.
+    """
+    comm, pids = begin()
+    told = None
+    if comm.rank == 0:
+        own = next(one for one in asking.processes() if one.pid == os.getpid())
+        (group,) = _groups(own)
+        path = os.pathsep.join([modules, *(entry for entry in sys.path if entry)])
+        environment = {**os.environ, "PYTHONPATH": path, "TERM": "xterm"}
+        command = [sys.executable, "-m", "unisono", "top", "--interval", "0.3", "--group", group]
+        once = subprocess.run(
+            [*command, "--once"], capture_output=True, text=True, env=environment, check=True
+        )
+        screen, code = _on_a_terminal(command, environment, b"rank 0 (host")
+        told = once.stdout, screen, code, pids
+    comm.all_reduce(np.ones(3))
+    return told
+
+
+def _on_a_terminal(command: list[str], env: dict[str, str], seen: bytes) -> tuple[str, int]:
+    """Run a command on a terminal of its own, and press q when it has shown something."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 150, 0, 0))
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        screen, deadline = b"", time.monotonic() + SOON
+        while process.poll() is None and time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.1)[0]:
+                try:
+                    screen += os.read(ours, 1 << 16)
+                except OSError:
+                    # The other side has closed it.
+                    break
+            if seen in screen:
+                os.write(ours, b"q")
+                seen = b"\0never"
+        try:
+            code = process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = -1
+    os.close(ours)
+    return screen.decode(), code
+
+
+def is_exported(folder: Path) -> tuple[str, str, str, list[int]] | None:
+    """Rank 0 exports the metrics in each way; rank 1 waits for it."""
+    comm, pids = begin()
+    told = None
+    if comm.rank == 0:
+        ask(pids, lambda text: "rank 1 waits for it" in text)
+        command = [sys.executable, "-m", "unisono", "metrics"]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        subprocess.run([*command, "--file", str(folder / "unisono.prom")], check=True)
+        with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as http:
+            try:
+                with urllib.request.urlopen(http.stdout.readline().strip(), timeout=SOON) as page:
+                    served = page.headers["Content-Type"] + "\n" + page.read().decode()
+            finally:
+                http.terminate()
+        told = printed, (folder / "unisono.prom").read_text(), served, pids
+    comm.barrier()
     return told
