@@ -177,6 +177,8 @@ def _ask(name: str) -> Process | None:
         except TimeoutError:
             process.trouble = f"no answer within {PATIENCE:.0f} s"
         except (OSError, ValueError) as error:
+            if _state(process.pid) == STATES["Z"] or not Path(f"/proc/{process.pid}").exists():
+                return None
             process.trouble = f"no answer that can be read: {error}"
         return process
 

@@ -38,7 +38,7 @@ class Row:
     """A rank in a frame: the cells of its columns."""
 
     cells: tuple[str, ...]
-    # Whether others wait for it outside of their operation, or it has failed.
+    # Whether others wait for it for long, it comes late, or it has failed.
     is_blamed: bool
 
 
@@ -80,7 +80,7 @@ def frame(before: Look, now: Look, chosen: str = "") -> Frame:
     known = [group for group in words.groups(now.found) if group.name.startswith(chosen)]
     # The ones that wait first, then the largest.
     known.sort(key=lambda group: group.is_idle)
-    troubles = list(words.silent(now.found, known))
+    troubles = list(words.silent(now.found, known, strangers=not chosen))
     if several := words.circle(known):
         troubles.append(several)
     seconds = max(now.time - before.time, 1e-6)
@@ -89,16 +89,23 @@ def frame(before: Look, now: Look, chosen: str = "") -> Frame:
 
 
 def _section(group: Group, before: Group | None, seconds: float, found: list[Process]) -> Section:
-    blamed = words.blamed(group, found)
+    blamed, late = words.blamed(group, found), words.late(group)
+    first, awaited = group.first_operations(), group.awaited()
+    for rank in list(blamed):
+        # In a job that goes well, ranks wait for a moment all the time.
+        waiting = [first[peer]["seconds"] for peer in awaited.get(rank, ())]
+        if waiting and max(waiting) < words.WORTH_TELLING:
+            del blamed[rank]
     failed = {rank for rank, state in group.ranks.items() if state["failure"]}
-    order = [rank for rank in blamed if rank in group.ranks]
-    order += [rank for rank in sorted(group.ranks) if rank not in blamed]
+    culprits = dict.fromkeys([*blamed, *late])
+    order = [rank for rank in culprits if rank in group.ranks]
+    order += [rank for rank in sorted(group.ranks) if rank not in culprits]
     rows = []
     for rank in order:
         state = before.ranks.get(rank) if before else None
         cells = _cells(group, rank, state, seconds)
-        rows.append(Row(cells, rank in blamed or rank in failed))
-    return Section(group.title, [*blamed.values(), *words.late(group)], rows)
+        rows.append(Row(cells, rank in culprits or rank in failed))
+    return Section(group.title, [*blamed.values(), *late.values()], rows)
 
 
 def _cells(

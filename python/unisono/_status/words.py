@@ -215,7 +215,7 @@ def _way_back(
     return []
 
 
-def late(group: Group) -> list[str]:
+def late(group: Group) -> dict[int, str]:
     """Return the ranks that others have waited for much longer than they have waited, in words."""
     waits: dict[int, list[tuple[int, dict[str, Any]]]] = {}
     for rank in group.ranks:
@@ -238,8 +238,8 @@ def late(group: Group) -> list[str]:
             f"{called(group.ranks[by]):,} operations, {1000 * most['median_seconds']:.1f} ms in "
             f"the median; {itself}"
         )
-        found.append((not is_here, own - most["seconds"], line))
-    return [line for *_, line in sorted(found)[:MOST_LATE]]
+        found.append((not is_here, own - most["seconds"], peer, line))
+    return {peer: line for *_, peer, line in sorted(found)[:MOST_LATE]}
 
 
 def waited(group: Group, rank: int) -> dict[str, Any]:
@@ -275,8 +275,13 @@ def numbers(ranks: list[int]) -> str:
     return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
 
 
-def silent(found: Iterable[Process], all_groups: Iterable[Group]) -> Iterator[str]:
-    """Return the processes that have not answered, with the ranks that they are, in words."""
+def silent(
+    found: Iterable[Process], all_groups: Iterable[Group], *, strangers: bool = True
+) -> Iterator[str]:
+    """Return the processes that have not answered, with the ranks that they are, in words.
+
+    Without `strangers` those are left out that are no ranks of these groups, as far as is known.
+    """
     found = list(found)
     for process in found:
         if process.answer is not None:
@@ -288,6 +293,8 @@ def silent(found: Iterable[Process], all_groups: Iterable[Group]) -> Iterator[st
             if rank not in group.ranks and group.process_of(rank, found) is process
         ]
         who = f", {known[0]}" if known else ""
+        if not known and not strangers:
+            continue
         yield f"{process.line()} ({process.trouble}){who}"
 
 
@@ -301,14 +308,14 @@ def text(found: list[Process], *, stacks: bool = False) -> str:
     for group in known:
         if group.is_idle:
             idle.append(f"{group.title}: no operation is under way here")
-            idle += [f"  {line}" for line in late(group)]
+            idle += [f"  {line}" for line in late(group).values()]
             continue
         lines.append(group.title)
         for rank, line in blamed(group, found).items():
             lines.append(f"  {line}")
             if stacks and rank in group.processes:
                 lines += [f"      {line}" for line in _stack(group.processes[rank].pid)]
-        lines += [f"  {line}" for line in late(group)]
+        lines += [f"  {line}" for line in late(group).values()]
         for rank, state in sorted(group.ranks.items()):
             pid = group.processes[rank].pid
             lines.append(f"  {group.number(rank)}, pid {pid}: {doing(state)}")

@@ -241,6 +241,8 @@ def is_shown_by_top(modules: str) -> tuple[str, str, int, list[int]] | None:
     comm, pids = begin()
     told = None
     if comm.rank == 0:
+        # For longer than ranks wait in a job that goes well.
+        ask(pids, lambda text: re.search(r"2 ranks wait .* for [1-9]", text) is not None)
         own = next(one for one in asking.processes() if one.pid == os.getpid())
         (group,) = _groups(own)
         path = os.pathsep.join([modules, *(entry for entry in sys.path if entry)])

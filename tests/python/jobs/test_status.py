@@ -146,7 +146,7 @@ def test_those_that_pass_a_delay_on_are_not_late() -> None:
     told = [state(0, 0.2, (2, 0.1)), state(1, 5.0, (0, 5.0)), state(2, 5.0, (1, 5.0))]
     found = [process(rank, one) for rank, one in enumerate(told)]
     (group,) = words.groups(found)
-    (line,) = words.late(group)
+    (line,) = words.late(group).values()
     assert line == (
         "rank 0 was late: rank 1 has waited 5.0 s for it, longest in 90 of 6 operations, "
         "4.0 ms in the median; it has waited 0.2 s"
@@ -154,7 +154,7 @@ def test_those_that_pass_a_delay_on_are_not_late() -> None:
     assert "  rank 0 was late" in words.text(found)
     # Where rank 0 does not answer, nothing is said of its waits.
     (group,) = words.groups(found[1:])
-    (line,) = words.late(group)
+    (line,) = words.late(group).values()
     assert line.startswith("rank 0 may have been late: rank 1 has waited 5.0 s for it"), line
     assert line.endswith("; ask where it runs how long it has waited"), line
 
