@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from launching import until
 from ranks import run_ranks
 from test_status import answer, process
 
@@ -95,6 +98,23 @@ def test_a_job_is_exported_in_each_way(tmp_path: Path) -> None:
     # Nothing else is left of the writing.
     assert [path.name for path in tmp_path.iterdir()] == ["unisono.prom"]
     assert (tmp_path / "unisono.prom").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_is_written_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "unisono.prom"
+    command = [sys.executable, "-m", "unisono", "metrics", "--file", path, "--interval", "0.1"]
+    modules = os.pathsep.join(entry for entry in sys.path if entry)
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": modules}) as writer:
+        try:
+            # Each is a new file, which comes in the place of the one before.
+            until(path.exists, "the first file")
+            first = path.stat().st_ino, path.stat().st_mtime_ns
+            until(lambda: (path.stat().st_ino, path.stat().st_mtime_ns) != first, "the next")
+            writer.send_signal(signal.SIGINT)
+            assert writer.wait(20) == 0
+        finally:
+            writer.kill()
+    assert path.read_text().endswith("# EOF\n")
 
 
 def test_a_job_of_slurm_is_told_by_its_number() -> None:

@@ -14,7 +14,7 @@ from ranks import run_ranks
 from status_ranks import CALLS, LATE
 
 from unisono import _c, _status
-from unisono._status import ask, words
+from unisono._status import ask, ras, words
 
 
 def run(world: int, what: str, *args: object, torch: bool = False) -> list:
@@ -214,6 +214,44 @@ def test_a_rank_without_the_group_is_told_from_one_that_is_not_here() -> None:
     assert "is stopped: no answer" in blamed(waits, stopped)[1]
     waits.answer["host"] = "elsewhere"
     assert "is on another host" in blamed(waits)[1]
+
+
+def test_groups_that_wait_for_each_other_are_told_before_all() -> None:
+    def state(name: str, rank: int, waits_for: int | None = None) -> dict:
+        waits = answer(rank, "barrier #7", waits_for=[waits_for]) if waits_for is not None else {}
+        return {**answer(rank), **waits, "id": name}
+
+    found = [
+        process(0, state("ab", 0, 1)),
+        process(1, state("ab", 1), state("cd", 1, 2)),
+        process(2, state("cd", 2)),
+    ]
+    assert words.circle(words.groups(found)) is None
+    found[2] = process(2, state("cd", 2), state("ef", 2, 0))
+    found[0].answer["groups"].append(state("ef", 0))
+    line, *_ = words.text(found).splitlines()
+    assert line.startswith("groups ab and cd and ef wait for each other: rank 0 of ab (host h, "), (
+        line
+    )
+    # Ranks of one group that wait for each other are no circle of groups.
+    ring = [process(rank, answer(rank, "barrier #7", waits_for=[1 - rank])) for rank in (0, 1)]
+    assert words.circle(words.groups(ring)) is None
+
+
+def test_the_form_of_ncclras_has_the_ranks_that_are_missing() -> None:
+    failed = {**answer(1), "failure": "for a test"}
+    stopped = ask.Process(12, 12, "train", ask.STOPPED, trouble="no answer", host="h")
+    found = [process(1, failed), stopped]
+    (communicator,) = ras.report(found)["communicators"]
+    assert (communicator["hash"], communicator["size"]) == ("0xab", 3)
+    (rank,) = communicator["ranks"]
+    assert (rank["rank"], rank["host"], rank["pid"]) == (1, "h", 11)
+    assert (rank["status"]["async_error"], rank["collective_counts"]) == (6, {"All": 6})
+    missing = {one["rank"]: one["status"] for one in communicator["missing_ranks"]}
+    assert communicator["missing_ranks_count"] == len(missing) == 2
+    # One is gone, and one does not answer.
+    assert missing[0] == {"unresponsive": True, "considered_dead": True}
+    assert missing[2] == {"unresponsive": True, "considered_dead": False}
 
 
 def test_a_command_of_another_user_moves_no_cursor() -> None:
