@@ -163,27 +163,29 @@ def plain(shown: Frame, lines: int = _LINES) -> str:
 
 
 def drawn(shown: Frame, lines: int = _LINES) -> Renderables:
-    """Return a frame as rich draws it, with at most that many ranks."""
+    """Return a frame as rich draws it, with fewer ranks where it has not so many lines."""
     from rich.console import Group as Renderables
     from rich.table import Table
     from rich.text import Text
 
     parts: list[Any] = [Text(line, style="bold red") for line in shown.troubles]
-    left = lines - 2 * len(parts)
+    # For more ranks than one of each group. A sentence takes two lines; a group a title, a head,
+    # a rank and a line at the end.
+    sentences = len(parts) + sum(len(section.culprits) for section in shown.sections)
+    left = lines - 2 * sentences - 4 * len(shown.sections)
     for section in shown.sections:
         parts.append(Text(section.title, style="bold"))
         parts += [Text(f"  {line}", style="yellow") for line in section.culprits]
         table = Table(box=None, pad_edge=True, header_style="dim")
         for name in COLUMNS:
             table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True)
-        left -= 2 + 2 * len(section.culprits)
-        for row in section.rows[: max(left, 1)]:
+        rows = section.rows[: 1 + max(left, 0)]
+        left -= len(rows) - 1
+        for row in rows:
             table.add_row(*map(Text, row.cells), style="red" if row.is_blamed else "")
         parts.append(table)
-        left -= len(section.rows)
-        if left < 0:
-            parts.append(Text(f"  ... and {-left} more ranks", style="dim"))
-            left = 0
+        if more := len(section.rows) - len(rows):
+            parts.append(Text(f"  ... and {more} more ranks", style="dim"))
     if not parts:
         parts.append(Text("no process with a group of unisono runs here"))
     return Renderables(*parts)

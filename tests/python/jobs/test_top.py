@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
@@ -62,3 +63,17 @@ def test_a_frame_has_no_more_lines_than_the_terminal() -> None:
     lines = top.plain(top.frame(look, look), 4).splitlines()
     assert len(lines) == 4
     assert lines[-1] == "... and 2 more lines"
+
+
+def test_ranks_are_left_out_where_rich_has_no_room() -> None:
+    console = pytest.importorskip("rich.console")
+    found = [process(rank, answer(rank), {**answer(rank), "id": "cd"}) for rank in range(3)]
+    look = top.Look(0.0, found)
+    for lines, first, second in ((20, 3, 3), (10, 3, 1), (9, 2, 1), (6, 1, 1)):
+        out = console.Console(file=io.StringIO(), width=150)
+        out.print(top.drawn(top.frame(look, look), lines))
+        text = out.file.getvalue()
+        assert len(re.findall(r"(?m)^ \d", text)) == first + second, text
+        cut = [str(3 - shown) for shown in (first, second) if shown < 3]
+        assert re.findall(r"and (\d) more ranks", text) == cut, text
+        assert len(text.splitlines()) <= max(lines, 8)
