@@ -163,7 +163,7 @@ def plain(shown: Frame, lines: int = _LINES) -> str:
 
 
 def drawn(shown: Frame, lines: int = _LINES) -> Renderables:
-    """Return a frame as rich draws it, with fewer ranks where it has not so many lines."""
+    """Return a frame as rich draws it, with as many ranks as fit into these lines."""
     from rich.console import Group as Renderables
     from rich.table import Table
     from rich.text import Text
@@ -276,7 +276,7 @@ def _looks(interval: float) -> Iterator[tuple[Look, Look]]:
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
     """Give a function that waits, and tells whether q was pressed or there is no more input."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         yield time.sleep
         return
     keyboard = sys.stdin.fileno()

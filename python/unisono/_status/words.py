@@ -20,6 +20,8 @@ from unisono._status.ask import Process
 # Ranks that are told of as late: by how many seconds, and how many of them.
 WORTH_TELLING = 1.0
 MOST_LATE = 3
+# Groups wait for each other if each wait is as long: answers are not all of the same moment.
+LONG_WAIT = 0.5
 LABEL = re.compile(r"host (?P<host>.*), pid (?P<pid>\d+)")
 
 
@@ -179,8 +181,11 @@ def circle(all_groups: Iterable[Group]) -> str | None:
     # For whom each process waits, and in which group: by its label, which is its own in a job.
     waits: dict[str, list[tuple[str, Group, int, int]]] = {}
     for group in all_groups:
+        first = group.first_operations()
         for peer, waiting in group.awaited().items():
             for rank in waiting:
+                if first[rank]["seconds"] < LONG_WAIT:
+                    continue
                 edge = (group.members[peer]["process"], group, rank, peer)
                 waits.setdefault(group.members[rank]["process"], []).append(edge)
     for start in waits:

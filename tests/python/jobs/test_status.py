@@ -233,6 +233,9 @@ def test_groups_that_wait_for_each_other_are_told_before_all() -> None:
     assert line.startswith("groups ab and cd and ef wait for each other: rank 0 of ab (host h, "), (
         line
     )
+    # Answers of different moments, of a job that goes well.
+    found[1].answer["groups"][1]["operations"][0]["seconds"] = 0.01
+    assert words.circle(words.groups(found)) is None
     # Ranks of one group that wait for each other are no circle of groups.
     ring = [process(rank, answer(rank, "barrier #7", waits_for=[1 - rank])) for rank in (0, 1)]
     assert words.circle(words.groups(ring)) is None
