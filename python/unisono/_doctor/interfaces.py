@@ -84,9 +84,7 @@ def examine(listening: Sequence[dict[str, str]]) -> list[Finding]:
     found = [Finding("interfaces", OK, line or "there is none")]
     if not listening:
         return found
-    chosen = [
-        (one["address"].rpartition(":")[0].strip("[]"), one["reason"]) for one in listening
-    ]
+    chosen = [(one["address"].rpartition(":")[0].strip("[]"), one["reason"]) for one in listening]
     outside = [one for one in chosen if not ipaddress.ip_address(one[0]).is_loopback]
     words = "; ".join(f"{address} ({why})" for address, why in outside or chosen)
     if not outside:

@@ -33,10 +33,11 @@ FAMILIES = {
         "Ranks of a group: running, failed, silent (does not answer), dead (gone) or elsewhere",
     ),
     "unisono_rank": ("info", "", "A rank that answers"),
-    "unisono_operations": (
+    "unisono_operations": ("counter", "", "Operations that a rank has called, by their name"),
+    "unisono_operation_bytes": (
         "counter",
-        "",
-        "Operations that a rank has called: collectives and messages",
+        "bytes",
+        "Bytes of these operations, of the longer buffer of each",
     ),
     "unisono_operations_under_way": ("gauge", "", "Operations of a rank that have not ended"),
     "unisono_operation_age_seconds": (
@@ -49,7 +50,16 @@ FAMILIES = {
         "",
         "Ranks that wait for this one, which is not in their operation: above 0 for long is a hang",
     ),
-    "unisono_failed": ("gauge", "", "1 if the group has failed on this rank"),
+    "unisono_failed": (
+        "gauge",
+        "",
+        "1 if the group has failed on this rank, with the code of the error",
+    ),
+    "unisono_mended_connections": (
+        "counter",
+        "",
+        "Connections between hosts that have broken and were made again",
+    ),
     "unisono_wait_seconds": (
         "counter",
         "seconds",
@@ -142,13 +152,21 @@ def _of_rank(group: Group, rank: int, labels: Mapping[str, Any]) -> Iterable[Sam
         "version": (process.answer or {}).get("version", ""),
     }
     yield "unisono_rank", {**labels, **told}, 1
-    for kind in ("collectives", "messages"):
-        yield "unisono_operations", {**labels, "kind": kind}, state[kind]
+    for collective, count in state["called"].items():
+        kind = {**labels, "collective": collective}
+        yield "unisono_operations", kind, count["operations"]
+        yield "unisono_operation_bytes", kind, count["bytes"]
     operations = state["operations"]
     yield "unisono_operations_under_way", labels, len(operations)
     oldest = max((operation["seconds"] for operation in operations), default=0)
     yield "unisono_operation_age_seconds", labels, oldest
-    yield "unisono_failed", labels, state["failure"] is not None
+    code = {"code": state["failure_code"]} if state["failure"] else {}
+    yield "unisono_failed", {**labels, **code}, state["failure"] is not None
+    mended: dict[int, int] = {}
+    for link in state["links"]:
+        mended[link["rank"]] = mended.get(link["rank"], 0) + link["mended"]
+    for peer, count in sorted(mended.items()):
+        yield "unisono_mended_connections", {**labels, "for_rank": peer}, count
     waited = words.waited(group, rank)
     for collective, waits in waited["by_operation"].items():
         yield "unisono_wait_seconds", {**labels, "collective": collective}, waits["seconds"]

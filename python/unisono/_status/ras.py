@@ -62,7 +62,11 @@ def _rank(group: words.Group, rank: int) -> dict[str, Any]:
             "destroy_flag": False,
             "abort_flag": has_failed,
         },
-        "collective_counts": {"All": state["collectives"]},
+        "collective_counts": {
+            name: count["operations"]
+            for name, count in state["called"].items()
+            if name not in ("send", "recv")
+        },
     }
 
 

@@ -126,23 +126,19 @@ def blamed(group: Group, found: Iterable[Process]) -> dict[int, str]:
 
 def _named_by_failures(group: Group) -> dict[int, str]:
     """The rank that most of those that have failed name in their errors, with one of these."""
-    failures = {rank: str(state["failure"]) for rank, state in group.ranks.items()}
-    failures = {rank: text for rank, text in failures.items() if group.ranks[rank]["failure"]}
+    failed = {rank: state for rank, state in group.ranks.items() if state["failure"]}
     naming: dict[int, list[int]] = {}
-    for rank, failure in failures.items():
-        # Behind it stands the rank that the error was heard from.
-        own_words = failure.partition(" (told by ")[0]
-        for peer, member in enumerate(group.members):
-            if peer != rank and f"({member['process']})" in own_words:
-                naming.setdefault(peer, []).append(rank)
+    for rank, state in failed.items():
+        peer = state["failure_rank"]
+        if peer is not None and peer != rank:
+            naming.setdefault(peer, []).append(rank)
     if not naming:
         return {}
     peer = max(naming, key=lambda rank: (len(naming[rank]), -rank))
-    count = f"{len(naming[peer])} of {len(failures)} ranks that have failed"
+    count = f"{len(naming[peer])} of {len(failed)} ranks that have failed"
     label = group.members[peer]["process"]
-    return {
-        peer: f"{group.number(peer)} ({label}) is named by {count}: {failures[naming[peer][0]]}"
-    }
+    failure = failed[naming[peer][0]]["failure"]
+    return {peer: f"{group.number(peer)} ({label}) is named by {count}: {failure}"}
 
 
 def _doing(group: Group, rank: int, found: Iterable[Process]) -> str:

@@ -46,7 +46,8 @@ def test_all_that_status_knows_is_exported() -> None:
         "by_operation": {"all_reduce": {"operations": 3, "seconds": 1.5}},
         "by_rank": [{"rank": 2, "seconds": 1.5, "last": 3, "median_seconds": 0.5}],
     }
-    states[1]["failure"] = 'a "quoted" \\ word\nof two lines'
+    states[0]["links"] = [{"rank": 2, "for": kind, "mended": 2} for kind in ("x", "y")]
+    states[1] |= {"failure": "an error", "failure_code": 'a "quoted" \\ word\nof two lines'}
     stopped = ask.Process(11, 11, "train", ask.STOPPED, trouble="none", host="h")
     found = [process(0, states[0]), stopped, process(2, states[1])]
     text = metrics.text(found)
@@ -60,7 +61,11 @@ def test_all_that_status_knows_is_exported() -> None:
     assert value(families, "unisono_ranks", state="running") == 1
     assert value(families, "unisono_ranks", state="failed") == 1
     assert value(families, "unisono_ranks", state="silent") == 1
-    assert value(families, "unisono_operations", rank=0, kind="collectives") == 7
+    assert value(families, "unisono_operations", rank=0, collective="all_reduce") == 7
+    assert value(families, "unisono_operation_bytes", rank=0, collective="all_reduce") == 56
+    assert value(families, "unisono_mended_connections", rank=0, for_rank=2) == 4
+    code = states[1]["failure_code"]
+    assert value(families, "unisono_failed", rank=2, code=code) == 1
     assert value(families, "unisono_operation_age_seconds", rank=0) == 2
     assert value(families, "unisono_awaited_by_ranks", rank=2) == 1
     assert value(families, "unisono_awaited_by_ranks", rank=0) == 0

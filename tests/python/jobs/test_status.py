@@ -167,9 +167,13 @@ def answer(rank: int, name: str = "", *, number: int = 7, waits_for: list[int] |
         "rank": rank,
         "ranks": [{"global": n, "process": f"host h, pid {10 + n}"} for n in range(3)],
         "failure": None,
+        "failure_code": None,
+        "failure_rank": None,
         "operations": [operation] if name else [],
         "collectives": number if name else number - 1,
         "messages": 0,
+        "called": {"all_reduce": {"operations": number, "bytes": 8 * number, "by_size": []}},
+        "links": [],
         "waited": {"seconds": 0.0, "operations": 0, "by_rank": [], "by_operation": {}},
         "last": None,
     }
@@ -242,14 +246,14 @@ def test_groups_that_wait_for_each_other_are_told_before_all() -> None:
 
 
 def test_the_form_of_ncclras_has_the_ranks_that_are_missing() -> None:
-    failed = {**answer(1), "failure": "for a test"}
+    failed = {**answer(1), "failure": "for a test", "failure_code": "Aborted"}
     stopped = ask.Process(12, 12, "train", ask.STOPPED, trouble="no answer", host="h")
     found = [process(1, failed), stopped]
     (communicator,) = ras.report(found)["communicators"]
     assert (communicator["hash"], communicator["size"]) == ("0xab", 3)
     (rank,) = communicator["ranks"]
     assert (rank["rank"], rank["host"], rank["pid"]) == (1, "h", 11)
-    assert (rank["status"]["async_error"], rank["collective_counts"]) == (6, {"All": 6})
+    assert (rank["status"]["async_error"], rank["collective_counts"]) == (6, {"all_reduce": 7})
     missing = {one["rank"]: one["status"] for one in communicator["missing_ranks"]}
     assert communicator["missing_ranks_count"] == len(missing) == 2
     # One is gone, and one does not answer.

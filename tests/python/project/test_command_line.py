@@ -12,9 +12,6 @@ import pytest
 
 from unisono.__main__ import COMMANDS
 
-# Written in Rust: rust/launch has its own.
-WITHOUT = {"launch"}
-
 
 def unisono(*arguments: str) -> str:
     modules = os.pathsep.join(entry for entry in sys.path if entry)
@@ -30,10 +27,10 @@ def unisono(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", ["", *sorted(COMMANDS.keys() - WITHOUT)])
+@pytest.mark.parametrize("command", ["", *sorted(COMMANDS)])
 def test_help_fits_a_screen(command: str) -> None:
     lines = unisono(*command.split(), "--help").splitlines()
-    assert "unisono" in lines[0]
+    assert any("unisono" in line for line in lines[:3])
     assert len(lines) <= 40
     assert [line for line in lines if len(line) > 80] == []
 

@@ -22,11 +22,14 @@ impl Group {
         let ranks: Vec<_> = members
             .map(|member| json!({"global": member.global, "process": member.label}))
             .collect();
+        let failure = self.error();
         let mut status = json!({
             "id": Hex(&self.identity()).to_string(),
             "rank": self.rank,
             "ranks": ranks,
-            "failure": self.error().map(|error| error.to_string()),
+            "failure": failure.as_ref().map(ToString::to_string),
+            "failure_code": failure.as_ref().map(|error| error.code.name()),
+            "failure_rank": failure.as_ref().and_then(|error| error.peer),
         });
         let core = self.core.lock();
         let mut operations = self.collectives(&core);
