@@ -47,8 +47,9 @@ C_IS_THERE = """# C reference
 """
 C_IS_MISSING = """# C reference
 
-The comments of [unisono.h](../files/include/unisono.h.md) are the reference. `make docs-c docs` makes pages of
-them, which this build of the site is without. [From C and C++](../c.md) is the guide.
+The comments of [unisono.h](../files/include/unisono.h.md) are the reference. `make docs-c docs`
+makes pages of them, which this build of the site is without. [From C and C++](../c.md) is the
+guide.
 """
 
 
@@ -68,7 +69,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if path.endswith(".md"):
             wanted += outside(path, text)
         else:
-            language = {"py": "python", "h": "c"}.get(path.rpartition(".")[2], path.rpartition(".")[2])
+            language = {"py": "python", "h": "c"}.get(
+                path.rpartition(".")[2], path.rpartition(".")[2]
+            )
             text = f"# {posixpath.basename(path)}\n\n`{path}`\n\n````{language}\n{text}````\n"
         files.append(File.generated(config, uri_of(path), content=text))
     files.append(File.generated(config, "site.css", abs_src_path=str(HERE / "site.css")))
