@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
 import json
 import os
 import platform
+import shlex
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from harness import marks
 from harness.arguments import size_name
+from harness.build import CHECKOUT
 from harness.cells import Cell
+
+# Of other programs: before anything is measured here.
+LOAD = os.getloadavg()[0]
 
 LABELS = {
     "unisono": "unisono",
@@ -278,11 +286,58 @@ def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
         writer.writerows(rows)
 
 
-def write_json(path: Path, cells: list[Cell], more: dict[str, object]) -> None:
-    """Everything, with the seconds of every round."""
+def write_json(path: Path, **content: object) -> None:
+    """Write what was measured, and beside it where, when, by which commit and which command.
+
+    A list has a line for each entry, and numbers four digits: what is committed is read by people.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": machine(), **more, "cells": [dataclasses.asdict(cell) for cell in cells]}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    lines = []
+    for name, value in (origin() | content).items():
+        text = json.dumps(_plain(value))
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(json.dumps(_plain(entry)) for entry in value) + "\n]"
+        lines.append(f"{json.dumps(name)}: {text}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, Cell):
+        return _plain(dataclasses.asdict(value))
+    if isinstance(value, dict):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def origin() -> dict[str, object]:
+    """Return the commit, the date, the machine, its load before and the command of this run."""
+    command = [f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    return {
+        "command": f"python {shlex.join(command)}",
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "load": LOAD,
+        "machine": machine(),
+    }
+
+
+def commit() -> str:
+    """Return the commit that is checked out; documents and results may differ from it."""
+    git = ["git", "-C", str(CHECKOUT)]
+    others = [":!benchmarks/results", ":!docs", ":!*.md"]
+    asked = (
+        [*git, "rev-parse", "--short=8", "HEAD"],
+        [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", *others],
+    )
+    try:
+        name, changed = (subprocess.check_output(words, text=True).strip() for words in asked)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{name} with changes" if changed else name
 
 
 def machine() -> dict[str, object]:

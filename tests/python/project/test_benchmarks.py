@@ -450,7 +450,7 @@ def test_ranks_are_killed_in_turn(tmp_path: Path) -> None:
     options = ["--ranks", "2", "--rounds", "1", "--rows", "call", "--json", str(output)]
     printed = run_python(BENCHMARKS / "failure.py", *options, timeout=150)
     assert "unisono, blocking call" in printed
-    seconds = json.loads(output.read_text())
+    seconds = json.loads(output.read_text())["seconds"]
     assert set(seconds) == {"unisono, blocking call", "gloo, blocking call"}
     assert all(len(rounds) == 1 and rounds[0] > 0 for rounds in seconds.values())
 
