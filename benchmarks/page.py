@@ -34,7 +34,7 @@ from harness.cells import Cell
 RESULTS = CHECKOUT / "benchmarks" / "results"
 IMAGES = CHECKOUT / "docs" / "images"
 PAGE, README = CHECKOUT / "docs" / "benchmarks.md", CHECKOUT / "README.md"
-QUIET = 0.5  # the load of other programs up to which numbers may stand in the README
+QUIET = 0.1  # cores that other programs may use where numbers are to stand in the README
 BETWEEN = "--collectives all_reduce,all_gather,broadcast --sizes 64K,1M,16M --algorithms none"
 BETWEEN += " --rounds 5 --minutes 0.7"
 BEDS = ("1,1", "2,2", "4,4", "1,1,1,1")
@@ -75,14 +75,13 @@ def caption(result: Result) -> str:
     text = f"From `{result['command']}`, commit {result['commit']}, {result['date']}, "
     text += f"{machine['processor']}, {machine['cores']} cores."
     if not is_quiet(result):
-        text += (
-            f" Other programs ran on the machine (load {result['load']:.1f}): no numbers to go by."
-        )
+        others = f"{result['others']:.1f}"
+        text += f" Other programs used {others} cores meanwhile: no numbers to go by."
     return text
 
 
 def is_quiet(result: Result) -> bool:
-    return result["load"] <= QUIET
+    return result["others"] <= QUIET
 
 
 def number(value: float | None) -> str:
@@ -310,15 +309,17 @@ def draw(results: dict[str, Result]) -> None:
         plot.by_hosts(beds, IMAGES / "by-hosts.svg", digest(PLOTS["by-hosts"]))
 
 
-def measure(names: Iterable[str]) -> None:
-    """Measure results anew, one after the other."""
+def measure(names: Iterable[str]) -> list[str]:
+    """Measure results anew, one after the other; return the names of those that failed."""
+    failed = []
     for name in names:
         words = shlex.split(COMMANDS[name])
         path = (RESULTS / f"{name}.json").relative_to(CHECKOUT)
         print(f"\n{name}: {COMMANDS[name]}", flush=True)
         program = [sys.executable, f"benchmarks/{words[0]}", *words[1:], "--json", str(path)]
         if subprocess.run(program, cwd=CHECKOUT, check=False).returncode:
-            print(f"{name} was not measured")
+            failed.append(name)
+    return failed
 
 
 def main() -> None:
@@ -328,15 +329,18 @@ def main() -> None:
     names = ", ".join(COMMANDS)
     parser.add_argument("--measure", nargs="*", metavar="NAME", help=f"all, or some of {names}")
     args = parser.parse_args()
+    failed = []
     if args.measure is not None:
         if unknown := set(args.measure) - set(COMMANDS):
             parser.error(f"--measure: {', '.join(sorted(unknown))} is none of {names}")
-        measure(args.measure or COMMANDS)
+        failed = measure(args.measure or COMMANDS)
     results = read()
     draw(results)
     for path, text in documents(results).items():
         path.write_text(text, "utf-8")
         print(f"written: {path.relative_to(CHECKOUT)}")
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,6 @@ from harness import marks
 from harness.arguments import size_name
 from harness.build import CHECKOUT
 from harness.cells import Cell
-
-# Of other programs: before anything is measured here.
-LOAD = os.getloadavg()[0]
 
 LABELS = {
     "unisono": "unisono",
@@ -314,14 +312,14 @@ def _plain(value: Any) -> Any:
 
 
 def origin() -> dict[str, object]:
-    """Return the commit, the date, the machine, its load before and the command of this run."""
+    """Return the command, commit, date and machine of this run, and the cores that others used."""
     command = [f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
     return {
         "command": f"python {shlex.join(command)}",
         "commit": commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "load": LOAD,
         "machine": machine(),
+        "others": OTHERS.cores(),
     }
 
 
@@ -353,21 +351,43 @@ class Stolen:
     """The share of these cores' time that the hypervisor gives to others, from now on."""
 
     def __init__(self) -> None:
-        self.before = self._times()
-
-    @staticmethod
-    def _times() -> list[int]:
-        try:
-            text = Path("/proc/stat").read_text()
-        except OSError:
-            return []
-        # user nice system idle iowait irq softirq steal
-        return [int(number) for number in text.split("\n", 1)[0].split()[1:9]]
+        self.before = cores_times()
 
     def share(self) -> float:
         """Return how much of the time it was until now: 0.1 for a tenth; 0 where unknown."""
-        passed = [now - then for now, then in zip(self._times(), self.before, strict=True)]
+        passed = [now - then for now, then in zip(cores_times(), self.before, strict=True)]
         return passed[7] / sum(passed) if sum(passed) > 0 else 0.0
+
+
+class Others:
+    """The cores that programs other than this one and its children use, from now on."""
+
+    def __init__(self) -> None:
+        self.before, self.began = self._used(), time.monotonic()
+
+    @staticmethod
+    def _used() -> float:
+        """Return seconds that are not this program's, with those that the hypervisor took."""
+        user, nice, system, *_, stolen = cores_times() or [0] * 8
+        ours = sum(os.times()[:4])
+        return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK") - ours
+
+    def cores(self) -> float:
+        """Return how many it was on average; children count as others until they have ended."""
+        passed = time.monotonic() - self.began
+        return max(0.0, (self._used() - self.before) / passed) if passed else 0.0
+
+
+def cores_times() -> list[int]:
+    """Return ticks: user, nice, system, idle, iowait, irq, softirq, steal; none where unknown."""
+    try:
+        text = Path("/proc/stat").read_text()
+    except OSError:
+        return []
+    return [int(number) for number in text.split("\n", 1)[0].split()[1:9]]
+
+
+OTHERS = Others()
 
 
 def processor() -> str:
