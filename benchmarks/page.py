@@ -1,4 +1,4 @@
-"""Write the tables and plots of docs/benchmarks.md, and those of the README, from results.
+"""Write the tables and plots of docs/benchmarks.md, other pages and the README from results.
 
     python benchmarks/page.py                            from the files of benchmarks/results
     python benchmarks/page.py --measure                  measure all of them before, in 12 minutes
@@ -32,9 +32,9 @@ from harness.build import CHECKOUT
 from harness.cells import Cell
 
 RESULTS = CHECKOUT / "benchmarks" / "results"
-IMAGES = CHECKOUT / "docs" / "images"
-PAGE, README = CHECKOUT / "docs" / "benchmarks.md", CHECKOUT / "README.md"
-QUIET = 0.1  # cores that other programs may use where numbers are to stand in the README
+DOCS, README = CHECKOUT / "docs", CHECKOUT / "README.md"
+IMAGES = DOCS / "images"
+QUIET = 0.2  # cores that other programs may use where numbers are to stand in the README
 BETWEEN = "--collectives all_reduce,all_gather,broadcast --sizes 64K,1M,16M --algorithms none"
 BETWEEN += " --rounds 5 --minutes 0.7"
 BEDS = ("1,1", "2,2", "4,4", "1,1,1,1")
@@ -46,7 +46,7 @@ COMMANDS = {
     **{f"hosts-{bed.replace(',', '-')}": f"network.py --hosts {bed} {BETWEEN}" for bed in BEDS},
     "ddp": "ddp.py",
     "failure": "failure.py --rounds 5",
-    "inference": "inference.py --ranks 2 --dtypes float32 --seconds 1"
+    "inference": "inference.py --ranks 2 --dtypes float32 --sizes 4K 16K 64K 1M 32M --seconds 1"
     " --operators unisono gloo deepspeed",
     "one-sided": "one_sided.py --seconds 1",
 }
@@ -72,7 +72,8 @@ def cells(result: Result) -> list[Cell]:
 def caption(result: Result) -> str:
     """Say where, when, by which commit and by which command a result was measured."""
     machine = result["machine"]
-    text = f"From `{result['command']}`, commit {result['commit']}, {result['date']}, "
+    command = re.sub(r" --json \S+", "", result["command"])
+    text = f"From `{command}`, commit {result['commit']}, {result['date']}, "
     text += f"{machine['processor']}, {machine['cores']} cores."
     if not is_quiet(result):
         others = f"{result['others']:.1f}"
@@ -125,14 +126,13 @@ def collectives(results: dict[str, Result]) -> str:
         (cell.collective, cell.world, cell.size): cell.ratio("openmpi", "unisono")
         for cell in measured
     }
-    rows = [
-        [f"{name}, {world} ranks", *(number(found.get((name, world, size))) for size in sizes)]
-        for name in dict.fromkeys(cell.collective for cell in measured)
-        for world in worlds
-    ]
+    rows = []
+    for name in dict.fromkeys(cell.collective for cell in measured):
+        by_size = ([found.get((name, world, size)) for world in worlds] for size in sizes)
+        rows.append([name, *(" / ".join(number(ratio) or "-" for ratio in of) for of in by_size)])
     ratios = [ratio for ratio in found.values() if ratio]
     ahead = sum(ratio >= 1 for ratio in ratios)
-    text = f"unisono is at least as fast in {ahead} of {len(ratios)} cells.\n\n"
+    text = f"unisono is at least as fast as Open MPI in {ahead} of {len(ratios)} cells.\n\n"
     return text + table(["", *map(size_name, sizes)], rows)
 
 
@@ -160,23 +160,29 @@ def ddp(results: dict[str, Result]) -> str:
     """Return the time of a training step."""
     result = results["ddp"]
     medians = {name: statistics.median(times) for name, times in result["seconds"].items()}
-    rows = ([name, f"{seconds * 1e3:.1f}"] for name, seconds in medians.items())
-    million = result["parameters"] / 1e6
-    text = (
-        f"A step of {million:.0f} million parameters with {result['ranks']} ranks, milliseconds; "
+    times = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in medians.items())
+    text = f"A step of {result['parameters'] / 1e6:.0f} million parameters with {result['ranks']} "
+    text += (
+        f"ranks is {result['ratio']:.2f} times as fast on unisono as on gloo. Milliseconds, and "
     )
-    text += f"on unisono it is {result['ratio']:.2f} times as fast as on gloo.\n\n"
-    return text + table(["", "median"], rows)
+    text += f"without a backend (DDP alone) or DDP: {times}."
+    return folded(text)
 
 
 def failure(results: dict[str, Result]) -> str:
     """Return the time from a kill to the errors of the others."""
     seconds = results["failure"]["seconds"]
-    rows = (
-        [name, f"{statistics.median(times) * 1e3:.1f}", f"{max(times) * 1e3:.1f}"]
-        for name, times in seconds.items()
-    )
-    return table(["", "median", "worst"], rows)
+    rows: dict[str, list[str]] = {}
+    for name, times in seconds.items():
+        backend, _, what = name.partition(", ")
+        if what.endswith("closed"):
+            continue
+        row = rows.setdefault(what, ["-"] * 4)
+        first = 2 * (backend == "gloo")
+        numbers = (statistics.median(times), max(times))
+        row[first : first + 2] = [f"{number * 1e3:.1f}" for number in numbers]
+    head = ("", "unisono: median", "worst", "gloo: median", "worst")
+    return table(head, ([name, *row] for name, row in rows.items()))
 
 
 def inference(results: dict[str, Result]) -> str:
@@ -184,7 +190,10 @@ def inference(results: dict[str, Result]) -> str:
     figures = results["inference"]["figures"]
     names = list(figures[0]["seconds"])
     rows = (
-        [f"{figure['size']}iB", *(number(figure["seconds"][name] * 1e6) for name in names)]
+        [
+            f"{figure['size'][:-1]} {figure['size'][-1]}iB",
+            *(number(figure["seconds"][name] * 1e6) for name in names),
+        ]
         for figure in figures
     )
     return table(["", *names], rows)
@@ -204,21 +213,21 @@ def one_sided(results: dict[str, Result]) -> str:
     return table(["", *names], lines)
 
 
-# The parts of the page: the results that each needs, and the text made of them.
-PARTS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Result]], str]]] = {
-    "one-host": (("one-host",), one_host),
-    "collectives": (("collectives",), collectives),
-    "hosts": (PLOTS["by-hosts"], hosts),
-    "ddp": (("ddp",), ddp),
-    "failure": (("failure",), failure),
-    "inference": (("inference",), inference),
-    "one-sided": (("one-sided",), one_sided),
+# The parts of pages: where they stand, the results that each needs, and the text made of them.
+PARTS: dict[str, tuple[str, tuple[str, ...], Callable[[dict[str, Result]], str]]] = {
+    "one-host": ("benchmarks", ("one-host",), one_host),
+    "collectives": ("benchmarks", ("collectives",), collectives),
+    "hosts": ("benchmarks", PLOTS["by-hosts"], hosts),
+    "ddp": ("benchmarks", ("ddp",), ddp),
+    "failure": ("faults", ("failure",), failure),
+    "inference": ("inference", ("inference",), inference),
+    "one-sided": ("transports", ("one-sided",), one_sided),
 }
 
 
 def part(name: str, results: dict[str, Result]) -> str:
     """Return what stands between the marks of a part of the page."""
-    needed, make = PARTS[name]
+    _, needed, make = PARTS[name]
     there = [results[result] for result in needed if result in results]
     if not there:
         return f"Not measured yet: `python benchmarks/page.py --measure {' '.join(needed)}`."
@@ -227,7 +236,7 @@ def part(name: str, results: dict[str, Result]) -> str:
         for plot, of in PLOTS.items()
         if of == needed
     ]
-    return "\n\n".join([wrapped(there), make(results), *pictures])
+    return "\n\n".join([make(results), *["\n".join(pictures)] * bool(pictures), wrapped(there)])
 
 
 def wrapped(results: list[Result]) -> str:
@@ -236,7 +245,11 @@ def wrapped(results: list[Result]) -> str:
     if len(texts) > 1:
         rest = ", ".join(f"`{bed_text(result)}`" for result in results[1:])
         texts = [f"{texts[0]} The other columns: {rest} in its place."]
-    return textwrap.fill(" ".join(texts), 128, break_long_words=False, break_on_hyphens=False)
+    return folded(" ".join(texts))
+
+
+def folded(text: str) -> str:
+    return textwrap.fill(text, 128, break_long_words=False, break_on_hyphens=False)
 
 
 def bed_text(result: Result) -> str:
@@ -254,15 +267,14 @@ def readme(results: dict[str, Result]) -> str | None:
         text += " Over all collectives " + collectives(results).partition("\n")[0]
     picture = "![Time of an all_reduce by size](docs/images/by-size.svg)"
     said = "The peer's time for an all_reduce of float32, divided by unisono's:"
-    text = textwrap.fill(text, 128, break_long_words=False, break_on_hyphens=False)
-    return "\n\n".join([picture, said, one_host(results, (2, 4)), text])
+    return "\n\n".join([picture, said, one_host(results, (2, 4)), folded(text)])
 
 
 def filled(text: str, name: str, content: str) -> str:
     """Put `content` between the marks of that name."""
     begin, end = f"<!-- results:{name}:begin -->", f"<!-- results:{name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    text, found = pattern.subn(lambda _: f"{begin}\n\n{content}\n\n{end}", text)
+    text, found = pattern.subn(lambda _: f"{begin}\n{content}\n{end}", text)
     if found != 1:
         raise ValueError(f"{begin} stands {found} times in the document, and has to once")
     return text
@@ -270,11 +282,14 @@ def filled(text: str, name: str, content: str) -> str:
 
 def documents(results: dict[str, Result]) -> dict[Path, str]:
     """Return the documents with the numbers of these results."""
-    page, front = PAGE.read_text("utf-8"), README.read_text("utf-8")
-    for name in PARTS:
-        page = filled(page, name, part(name, results))
-    content = readme(results)
-    return {PAGE: page, README: filled(front, "readme", content) if content else front}
+    texts = {README: README.read_text("utf-8")}
+    for name, (page, *_) in PARTS.items():
+        path = DOCS / f"{page}.md"
+        text = texts.get(path) or path.read_text("utf-8")
+        texts[path] = filled(text, name, part(name, results))
+    if content := readme(results):
+        texts[README] = filled(texts[README], "readme", content)
+    return texts
 
 
 def digest(names: Iterable[str]) -> str:

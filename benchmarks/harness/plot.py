@@ -164,6 +164,8 @@ def named(peer: str) -> str:
 def save(figure: Figure, path: Path, digest: str) -> None:
     """Write an SVG that is the same whenever its data are, with their digest in it."""
     figure.set_layout_engine("constrained")
+    for frame in figure.axes:
+        frame.minorticks_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": digest}):
         figure.savefig(path, metadata={"Date": None, "Description": digest})
