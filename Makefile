@@ -206,7 +206,7 @@ docs-c: ## Build the reference of unisono.h into target/reference/ with Doxygen
 # Python's reference has the docstrings of the module that is built (SETUP=no: of the one that is there), and the C header's is
 # taken where `make docs-c` has left it.
 .PHONY: docs
-docs: $(if $(with_setup),setup) $(DOCS_STAMP) ## Build the documentation as a site into target/site/ (docs-c before: with the C reference)
+docs: $(if $(with_setup),setup) $(DOCS_STAMP) ## Build the documentation into target/site/ (after docs-c with the C reference)
 	SITE="$(TARGET)/site" C_REFERENCE="$(TARGET)/reference" NO_MKDOCS_2_WARNING=1 $(DOCS_TOOLS)/bin/mkdocs build --quiet --strict
 	@echo "the site: $(TARGET)/site/index.html"
 
@@ -241,6 +241,10 @@ bench: setup bench-peers ## Measure beside Open MPI, gloo and the memory, for te
 	$(measure) benchmarks/sweep.py --quick | tee $(BENCH_RESULTS)/sweep.txt
 	$(measure) benchmarks/instructions.py | tee $(BENCH_RESULTS)/instructions.txt
 	@echo "results: $(BENCH_RESULTS)/ (compare, ddp, failure, sweep and instructions .txt; .csv, .json and .png beside them)"
+
+.PHONY: results
+results: setup bench-peers ## Measure the numbers of the documents anew, for 12 minutes as root on an idle machine
+	$(measure) benchmarks/page.py --measure
 
 # The script that brings the compilers for another machine than this one.
 override cross = $(if $(filter-out $(shell uname -m),$(MACHINE)),CARGO_TARGET_DIR=$(TARGET) tools/$(MACHINE)/with-compilers.sh)

@@ -36,13 +36,13 @@ DOCS, README = CHECKOUT / "docs", CHECKOUT / "README.md"
 IMAGES = DOCS / "images"
 QUIET = 0.2  # cores that other programs may use where numbers are to stand in the README
 BETWEEN = "--collectives all_reduce,all_gather,broadcast --sizes 64K,1M,16M --algorithms none"
-BETWEEN += " --rounds 5 --minutes 0.7"
+BETWEEN += " --rounds 5 --minutes 0.5"
 BEDS = ("1,1", "2,2", "4,4", "1,1,1,1")
 # How each result is measured; `--json` with its file comes besides.
 COMMANDS = {
-    "one-host": "compare.py --parts marks --peers openmpi,heap,gloo --minutes 3.5",
+    "one-host": "compare.py --parts marks --peers openmpi,heap,gloo --minutes 3",
     "collectives": "compare.py --parts collectives --peers openmpi --ranks 2,4"
-    " --sizes 8,1K,16K,128K,1M,16M --minutes 2.5",
+    " --sizes 8,1K,16K,128K,1M,16M --minutes 2",
     **{f"hosts-{bed.replace(',', '-')}": f"network.py --hosts {bed} {BETWEEN}" for bed in BEDS},
     "ddp": "ddp.py",
     "failure": "failure.py --rounds 5",

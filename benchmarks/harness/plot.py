@@ -129,7 +129,7 @@ def by_ranks(cells: list[Cell], path: Path, digest: str) -> None:
         frame.set_xlabel("ranks")
         frame.grid(visible=True, alpha=0.3)
     axes[0][0].set_ylabel("µs of an all_reduce")
-    axes[0][0].legend(fontsize=8)
+    axes[0][-1].legend(fontsize=8)
     save(figure, path, digest)
 
 
