@@ -25,6 +25,7 @@ IN_NAVIGATION = ("CHANGELOG.md", "CONTRIBUTING.md")
 FENCE = re.compile(r"(?ms)^( *)```.*?^\1```$")
 # The target of a link or picture, without its fragment.
 TARGET = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
+CELL, CODE = re.compile(r"(?s)<td.*?</td>"), re.compile(r"(?<=<code>)[^<]*")
 C_REFERENCE = Path(os.environ.get("C_REFERENCE", ROOT / "target" / "reference"))
 
 # The order of the Python reference.
@@ -99,6 +100,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         return posixpath.relpath(uri, posixpath.dirname(here) or ".")
 
     return outside_of_code(markdown, lambda text: TARGET.sub(placed, text))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Let long paths in tables be broken after their slashes and colons."""
+
+    def broken(cell: re.Match[str]) -> str:
+        return CODE.sub(lambda code: re.sub(r"(/|::)(?=\w)", r"\1<wbr>", code[0]), cell[0])
+
+    return CELL.sub(broken, html)
 
 
 def outside(origin: str, markdown: str) -> Iterator[str]:

@@ -135,6 +135,20 @@ def test_what_torch_takes_bounds_every_ratio() -> None:
     assert last[-2:] == ["15.0", "20.0"]
 
 
+def test_time_of_children_is_not_that_of_others(monkeypatch) -> None:
+    ticks, stolen = os.sysconf("SC_CLK_TCK"), [0]
+
+    def ours_and_stolen() -> list[int]:
+        return [int(sum(os.times()[:4]) * ticks), 0, 0, 0, 0, 0, 0, stolen[0]]
+
+    monkeypatch.setattr(report, "cores_times", ours_and_stolen)
+    others = report.Others()
+    subprocess.run([sys.executable, "-c", "sum(range(20_000_000))"], check=True)
+    assert others.cores() < 0.1
+    stolen[0] = 100 * ticks
+    assert others.cores() > 1
+
+
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     measured = cell(4, 1000, unisono=1e-6)
     assert report.bandwidths(measured, "unisono") == pytest.approx((1e9, 1.5e9))
