@@ -8,6 +8,7 @@ from the folder where ``make docs-c`` has left it.
 
 from __future__ import annotations
 
+import ast
 import os
 import posixpath
 import re
@@ -28,19 +29,25 @@ TARGET = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 CELL, CODE = re.compile(r"(?s)<td.*?</td>"), re.compile(r"(?<=<code>)[^<]*")
 C_REFERENCE = Path(os.environ.get("C_REFERENCE", ROOT / "target" / "reference"))
 
-# The order of the Python reference.
-NAMES = (
-    *("init", "Communicator", "Work", "ReduceOp", "ANY_SOURCE", "empty", "heap", "Heap"),
-    *("settings", "Options", "Setting", "Candidate", "errors", "torch", "transports", "ray"),
-    *("lightgbm", "deepspeed", "torchft", "vllm"),
-)
+# The order of the Python reference: these, other public names, and modules.
+FIRST = ("init", "Communicator", "Work", "ReduceOp", "ANY_SOURCE", "empty", "heap", "Heap")
+MODULES = ("errors", "torch", "transports", "ray", "lightgbm", "deepspeed", "torchft", "vllm")
+
+
+def names() -> list[str]:
+    """Return the names of the reference, in order."""
+    source = (ROOT / "python" / "unisono" / "__init__.py").read_text("utf-8")
+    public = ast.literal_eval(re.search(r"(?s)__all__ = (\[.*?\])", source)[1])
+    others = [name for name in public if not name.startswith("__") and not name.endswith("Error")]
+    return list(dict.fromkeys([*FIRST, *others, *MODULES]))
+
 
 PYTHON = """# Python reference
 
 [With NumPy, DLPack and CuPy](../python.md) and [with torch](../torch.md) are the guides; this page
 has every name. It is made of the types and the docstrings of the package.
 
-""" + "\n".join(f"::: unisono.{name}" for name in NAMES)
+""" + "\n".join(f"::: unisono.{name}" for name in names())
 C_IS_THERE = """# C reference
 
 [unisono.h](c/unisono_8h.html) has every function and type of the C header, made of its comments.

@@ -45,6 +45,8 @@ impl Group {
         status["collectives"] = core.sequence.into();
         status["messages"] = core.messages.into();
         status["waited"] = self.waited(&core, |rank| rank);
+        status["called"] = core.traffic.record();
+        status["links"] = core.links.record(|rank| rank).into();
         status["last"] = core.recorder.lines(self.clock.now()).pop().into();
         status
     }
@@ -57,7 +59,8 @@ impl Group {
         })
     }
 
-    /// The operations that have been called here, and for whom they have waited.
+    /// The operations that have been called here, for whom they have waited, the links that they go over, and the choices on
+    /// which these stand.
     pub(crate) fn stats(&self) -> Value {
         let core = self.core.lock();
         let known_as = |rank| self.membership.members.known_as(rank);
@@ -65,7 +68,10 @@ impl Group {
             "rank": known_as(self.rank),
             "collectives": core.sequence,
             "messages": core.messages,
+            "called": core.traffic.record(),
             "waited": self.waited(&core, known_as),
+            "links": core.links.record(known_as),
+            "network": self.membership.endpoint().map(|seat| seat.network()),
         })
     }
 
