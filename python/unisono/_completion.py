@@ -22,7 +22,7 @@ _OPTION = re.compile(
     r"(?m)^ {2,6}(?:(?P<short>-\w), )?(?P<long>--[\w-]+)(?: <(?P<value>[^>]+)>)?\s+(?P<help>.*)$"
 )
 # Names of values that are files.
-_FILES = ("FILE", "prefix|plain|DIR", "PROGRAM")
+_FILES = ("FILE", "WHERE", "PROGRAM")
 
 
 def command_line(name: str) -> argparse.ArgumentParser:

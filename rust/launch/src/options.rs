@@ -17,17 +17,17 @@ const LONGEST: Duration = Duration::from_secs(1 << 32);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
-    /// How many ranks to start, on this host or on each of --hosts
+    /// How many ranks, here or on each of --hosts
     #[arg(short = 'n', long = "ranks", alias = "nproc-per-node", value_name = "RANKS",
           required_unless_present_any = ["hosts", "part"],
           value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
     pub(crate) ranks: Option<u16>,
 
-    /// Start ranks on these hosts over ssh, and not here; `a:4,b:2` says how many
-    #[arg(long, value_name = "HOST[:RANKS],...", value_delimiter = ',', value_parser = Host::read)]
+    /// Start ranks on these hosts, over ssh: `a,b` or `a:4,b:2`
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',', value_parser = Host::read)]
     pub(crate) hosts: Vec<Host>,
 
-    /// A command that takes a host and a command line to run there
+    /// A command like ssh
     #[arg(
         long,
         value_name = "COMMAND",
@@ -36,19 +36,19 @@ pub(crate) struct Options {
     )]
     pub(crate) ssh: String,
 
-    /// Where the others reach the first host (MASTER_ADDR), if not by its name
+    /// Where the others reach the first host
     #[arg(long, value_name = "ADDRESS", requires = "hosts")]
     pub(crate) master_addr: Option<String>,
 
-    /// A further variable for the ranks on --hosts; may be given several times
+    /// A further variable for the ranks on --hosts
     #[arg(long = "env", value_name = "NAME[=VALUE]", requires = "hosts")]
     pub(crate) variables: Vec<OsString>,
 
-    /// Go on while RANKS run, and start those that fail again
+    /// Go on with RANKS, and start lost ones again
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
     pub(crate) min: Option<u16>,
 
-    /// How often a rank is started again within a minute
+    /// How often a rank is started again
     #[arg(long, value_name = "TIMES", default_value = "3", requires = "min")]
     pub(crate) restarts: u16,
 
@@ -56,24 +56,24 @@ pub(crate) struct Options {
     #[arg(long, hide = true, conflicts_with_all = ["ranks", "hosts"])]
     pub(crate) part: bool,
 
-    /// PROGRAM is the name of a Python module, as in `python -m PROGRAM`
+    /// PROGRAM is a module, as in `python -m PROGRAM`
     #[arg(short, long)]
     pub(crate) module: bool,
 
-    /// Put the rank before each line, pass output on as it comes, or write files
-    #[arg(short, long, value_name = "prefix|plain|DIR", default_value = "prefix",
+    /// `prefix` or `plain` output, or a folder for files
+    #[arg(short, long, value_name = "WHERE", default_value = "prefix",
           value_parser = OsStringValueParser::new().map(Output::from))]
     pub(crate) output: Output,
 
-    /// The time between SIGTERM and SIGKILL of ranks when another one fails
+    /// From SIGTERM to SIGKILL when a rank fails
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub(crate) grace: Duration,
 
-    /// The port at which the ranks meet (MASTER_PORT), instead of a free one
+    /// The port of rank 0, instead of a free one
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<NonZeroU16>,
 
-    /// PyTorch programs that ask for gloo get unisono (UNISONO_AS_GLOO=1)
+    /// Programs that ask for gloo get unisono
     #[arg(long)]
     pub(crate) as_gloo: bool,
 

@@ -224,7 +224,7 @@ pub(crate) struct Core {
     pub(crate) spare_executions: Vec<Box<PlanRun>>,
     pub(crate) recorder: Recorder,
     pub(crate) waits: Waits,
-    pub(crate) traffic: Box<Traffic>,
+    pub(crate) traffic: Traffic,
 }
 
 /// A collective under way.
@@ -301,7 +301,7 @@ impl Group {
             spare_executions: Vec::new(),
             recorder: Recorder::new(config.flight_records),
             waits: Waits::default(),
-            traffic: Box::default(),
+            traffic: Traffic::default(),
         };
         let parker = Parker::new()?;
         let threads = own_threads(&config, &membership.topology, rank, &BESIDE);

@@ -11,9 +11,25 @@ const CLASSES: usize = 20;
 /// The longest messages of the first class, in bytes.
 const FIRST: u64 = 256;
 
-/// The counts of a rank in its group.
+/// The counts of a rank in its group, by the places of operations.
 #[derive(Debug)]
-pub(crate) struct Traffic([[Count; CLASSES]; Collective::ALL.len()]);
+pub(crate) struct Traffic([Count; CLASSES * Collective::ALL.len()]);
+
+/// Where an operation counts: its kind, and the class of its length.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    at: usize,
+    bytes: u64,
+}
+
+impl Place {
+    /// Of an operation whose longer buffer has this length.
+    pub(crate) fn of(collective: Collective, bytes: usize) -> Self {
+        let bytes = bytes as u64;
+        let at = (collective as usize - 1) * CLASSES + class(bytes);
+        Self { at, bytes }
+    }
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
@@ -23,24 +39,25 @@ struct Count {
 
 impl Default for Traffic {
     fn default() -> Self {
-        Self([[Count::default(); CLASSES]; Collective::ALL.len()])
+        Self([Count::default(); CLASSES * Collective::ALL.len()])
     }
 }
 
 impl Traffic {
-    /// An operation begins, whose longer buffer is this long.
+    /// An operation begins.
     #[inline]
-    pub(crate) fn count(&mut self, collective: Collective, bytes: usize) {
-        let count = &mut self.0[collective as usize - 1][class(bytes as u64)];
+    pub(crate) fn count(&mut self, place: Place) {
+        let count = &mut self.0[place.at];
         count.operations += 1;
-        count.bytes += bytes as u64;
+        count.bytes += place.bytes;
     }
 
     /// By the name of each operation: how many there were, their bytes, and both by the longest of each class (`None`: longer
     /// than all).
     pub(crate) fn record(&self) -> Value {
         let mut record = Map::new();
-        for (collective, classes) in Collective::ALL.into_iter().zip(&self.0) {
+        let rows = self.0.chunks_exact(CLASSES);
+        for (collective, classes) in Collective::ALL.into_iter().zip(rows) {
             let used = classes.iter().enumerate();
             let used = used.filter(|(_, count)| count.operations > 0);
             let by_size: Vec<_> = used
@@ -62,7 +79,6 @@ impl Traffic {
 }
 
 /// The class of a length.
-#[inline]
 fn class(bytes: u64) -> usize {
     let beyond = bytes.saturating_sub(1) / FIRST;
     let class = (u64::BITS - beyond.leading_zeros()).div_ceil(2) as usize;
@@ -91,9 +107,9 @@ mod tests {
         let mut traffic = Traffic::default();
         assert_eq!(traffic.record(), json!({}));
         for bytes in [8, 8, 1000, usize::MAX >> 1] {
-            traffic.count(Collective::AllReduce, bytes);
+            traffic.count(Place::of(Collective::AllReduce, bytes));
         }
-        traffic.count(Collective::Recv, 0);
+        traffic.count(Place::of(Collective::Recv, 0));
         let record = traffic.record();
         assert_eq!(record["all_reduce"]["operations"], 4);
         assert_eq!(

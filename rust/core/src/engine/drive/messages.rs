@@ -17,6 +17,7 @@ use crate::engine::drive::blocking::Turn;
 use crate::engine::group::submit::check_elements;
 use crate::engine::message::look::{Look, Wanted};
 use crate::engine::state::{Core, Group};
+use crate::engine::traffic::Place;
 use crate::engine::work::{Received, WorkState};
 use crate::fence::contained;
 
@@ -259,7 +260,7 @@ impl Group {
 
     fn note_message(&self, core: &mut Core, collective: Collective, bytes: usize) {
         core.messages += 1;
-        core.traffic.count(collective, bytes);
+        core.traffic.count(Place::of(collective, bytes));
         core.recorder.note(Fingerprint {
             sequence: core.messages,
             collective: collective as u8,

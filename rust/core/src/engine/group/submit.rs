@@ -24,6 +24,7 @@ use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::message::frame::NOTE;
 use crate::engine::message::meeting::Posted;
 use crate::engine::state::{Core, Group, LARGE, Membership, Operation};
+use crate::engine::traffic::Place;
 use crate::engine::work::{Completion, WorkState};
 
 impl Group {
@@ -68,8 +69,7 @@ impl Group {
             }
         };
         core.sequence = sequence;
-        let bytes = run.operands().buffers.longest();
-        core.traffic.count(run.collective(), bytes);
+        core.traffic.count(run.traffic());
         for peer in run.peers() {
             if core.links.open(Lane::Collective, peer).is_none() {
                 self.ensure_link(core, Lane::Collective, peer);
@@ -388,7 +388,7 @@ impl Group {
             }
         };
         core.messages = sequence;
-        core.traffic.count(collective, bytes);
+        core.traffic.count(Place::of(collective, bytes));
         core.recorder.record(&work, None);
         match peer {
             Some(peer) => self.ensure_link(core, Lane::PointToPoint, peer),
