@@ -3,7 +3,8 @@
 # Two variables choose the environment:
 #   TORCH=2.11.0     the torch to build and test against, in a virtual environment of its own
 #   VENV=/some/venv  an environment you already have; a torch that is in it stays
-# SETUP=no makes `make test-cuda` take what is there, PYTHON and the unisono it finds, and build and download nothing.
+# SETUP=no makes `make test-cuda` take what is there, PYTHON and the unisono it finds, and build and download nothing;
+# `make docs` then takes the module that is there.
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -53,6 +54,8 @@ override PACKAGE_STAMP := $(VENV)/.unisono-$(CHECKOUT)
 override WHEEL_TOOLS := $(TARGET)/wheel-tools
 override WHEEL_PY := $(WHEEL_TOOLS)/bin/python
 override WHEEL_STAMP := $(WHEEL_TOOLS)/.unisono
+override DOCS_TOOLS := $(TARGET)/docs-tools
+override DOCS_STAMP := $(DOCS_TOOLS)/.unisono
 override NVRTC := $(TARGET)/nvrtc
 override BENCH_RESULTS := bench-results
 override measure = CARGO_TARGET_DIR=$(TARGET) $(PY) -u
@@ -200,6 +203,13 @@ docs-c: ## Build the reference of unisono.h into target/reference/ with Doxygen
 	OUTPUT="$(TARGET)/reference" doxygen docs/Doxyfile
 	@echo "the reference: $(TARGET)/reference/unisono_8h.html"
 
+# Python's reference has the docstrings of the module that is built (SETUP=no: of the one that is there), and the C header's is
+# taken where `make docs-c` has left it.
+.PHONY: docs
+docs: $(if $(with_setup),setup) $(DOCS_STAMP) ## Build the documentation into target/site/ (after docs-c with the C reference)
+	SITE="$(TARGET)/site" C_REFERENCE="$(TARGET)/reference" NO_MKDOCS_2_WARNING=1 $(DOCS_TOOLS)/bin/mkdocs build --quiet --strict
+	@echo "the site: $(TARGET)/site/index.html"
+
 .PHONY: lint
 lint: setup ## Check style, types and lints of every language
 	$(CARGO) fmt --all --check
@@ -231,6 +241,10 @@ bench: setup bench-peers ## Measure beside Open MPI, gloo and the memory, for te
 	$(measure) benchmarks/sweep.py --quick | tee $(BENCH_RESULTS)/sweep.txt
 	$(measure) benchmarks/instructions.py | tee $(BENCH_RESULTS)/instructions.txt
 	@echo "results: $(BENCH_RESULTS)/ (compare, ddp, failure, sweep and instructions .txt; .csv, .json and .png beside them)"
+
+.PHONY: results
+results: setup bench-peers ## Measure the numbers of the documents anew, for 12 minutes as root on an idle machine
+	$(measure) benchmarks/page.py --measure
 
 # The script that brings the compilers for another machine than this one.
 override cross = $(if $(filter-out $(shell uname -m),$(MACHINE)),CARGO_TARGET_DIR=$(TARGET) tools/$(MACHINE)/with-compilers.sh)
@@ -298,6 +312,11 @@ extension: prerequisites $(PACKAGE_STAMP)
 # The tools that build a wheel, in an environment without torch.
 $(WHEEL_STAMP): pyproject.toml | prerequisites
 	tools/make-venv.sh $(WHEEL_TOOLS) --group release
+	@touch $@
+
+# The tools that build the site, in another one.
+$(DOCS_STAMP): pyproject.toml | prerequisites
+	tools/make-venv.sh $(DOCS_TOOLS) --group docs
 	@touch $@
 
 .PHONY: bench-peers

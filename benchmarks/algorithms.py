@@ -178,7 +178,7 @@ def main() -> None:
     if args.csv:
         report.write_csv(args.csv, records(cells))
     if args.json:
-        report.write_json(args.json, cells, {})
+        report.write_json(args.json, cells=cells)
 
 
 if __name__ == "__main__":

@@ -307,7 +307,7 @@ def main() -> None:
         report.write_csv(args.csv, report.records(cells, REFERENCES))
     if args.json:
         more = {"loops": run.loops, "idle": run.idle, "missing": run.missing}
-        report.write_json(args.json, cells, more)
+        report.write_json(args.json, **more, cells=cells)
 
 
 if __name__ == "__main__":

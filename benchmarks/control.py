@@ -14,7 +14,6 @@ The neighbours are processes that compute without a pause, as many as `--neighbo
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import socket
@@ -28,6 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness import report
 
 PAUSE = 0.002  # seconds between calls
 BLOCK = 50  # calls before the other backend's turn
@@ -152,7 +152,7 @@ def main() -> None:
     add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     args = parser.parse_args()
     rows = [row for row in ROWS if args.rows in row]
-    report: list[dict[str, Any]] = []
+    all_figures: list[dict[str, Any]] = []
     print(f"microseconds of a call {PAUSE * 1e3:g} ms after the last one: p50, p99, worst")
     print(f"{'':24}{'ranks':>6}{'beside':>8}{'unisono':>24}{'gloo':>27}")
     for ranks in args.ranks:
@@ -165,11 +165,10 @@ def main() -> None:
                     line += "  " + "".join(f"{number:9.0f}" for number in numbers)
                     case = {"row": row, "ranks": ranks, "neighbours": neighbours}
                     named = zip(("p50", "p99", "worst"), numbers, strict=True)
-                    report.append(case | {"backend": backend} | dict(named))
+                    all_figures.append(case | {"backend": backend} | dict(named))
                 print(line, flush=True)
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        report.write_json(args.json, figures=all_figures)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from harness import report
 from torch import nn
 
 MARK = 2.0  # with 2 ranks: steps on unisono should be this many times as fast as on gloo
@@ -162,8 +163,7 @@ def main() -> None:
     bound = second / statistics.median(result["seconds"][DDP_ALONE])
     print(f"with a backend that takes no time it would be {bound:.2f}")
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result | {"ratio": ratio}, indent=1) + "\n")
+        report.write_json(args.json, ranks=args.ranks, ratio=ratio, **result)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ closed" is the same without that. The mark is for unisono's other rows through t
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -40,6 +39,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from harness import report
 
 import unisono
 from unisono._chaos import sockets
@@ -238,8 +238,7 @@ def main() -> None:
     for row in rows:
         print(verdict(row, seconds[row]))
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(seconds, indent=1) + "\n")
+        report.write_json(args.json, ranks=args.ranks, seconds=seconds)
 
 
 if __name__ == "__main__":

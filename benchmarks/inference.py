@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import multiprocessing
 import os
 import socket
@@ -31,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness import report
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SIZES = ["4K", "10K", "16K", "64K", "256K", "1M", "4M", "32M"]
@@ -188,7 +188,7 @@ def main() -> None:
     if "deepspeed" in args.operators and (why := compile_deepspeed()):
         print(f"DeepSpeed's operator is left out: {why}")
         args.operators.remove("deepspeed")
-    report = []
+    figures = []
     print("microseconds of a call, and how many times as long it takes as unisono's operator")
     print(f"{'':22}{'ranks':>6}" + "".join(f"{name:>20}" for name in args.operators))
     for ranks in args.ranks:
@@ -197,10 +197,9 @@ def main() -> None:
             base = medians[args.operators[0]]
             cells = (f"{s * 1e6:12.1f} ({s / base:4.2f})" for s in medians.values())
             print(f"{dtype:12}{size:>10}{ranks:6}" + " ".join(cells), flush=True)
-            report.append({"dtype": dtype, "size": size, "ranks": ranks, "seconds": medians})
+            figures.append({"dtype": dtype, "size": size, "ranks": ranks, "seconds": medians})
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        report.write_json(args.json, figures=figures)
 
 
 if __name__ == "__main__":

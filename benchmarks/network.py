@@ -22,8 +22,10 @@ connection by `tc htb`, and a link with a delay or losses is made in user space
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
+from pathlib import Path
 
 from harness import arguments, network_marks, report
 from harness.beds import CHOICE, SHARES, Bed, start
@@ -72,6 +74,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--parts", type=parts, default=tuple(network_marks.PARTS), help="of the marks, as line,far")
     add("--minutes", type=float, default=5.0, help="about how long it may take")
     add("--rounds", type=int, default=7, help="measurements of each job in a cell")
+    add(
+        "--json", type=Path, metavar="FILE", help="write every round's time to FILE, not of --marks"
+    )
     return parser.parse_args()
 
 
@@ -107,7 +112,10 @@ def main() -> None:
         print(
             f"ranks on hosts {bed.host_of}, links of {bed.link()}; microseconds (share of the line)"
         )
-        print(table(measure_cells(bed, args), bed))
+        cells = measure_cells(bed, args)
+        print(table(cells, bed))
+        if args.json:
+            report.write_json(args.json, bed=dataclasses.asdict(bed), cells=cells)
     except (FailedError, MissingError) as error:
         sys.exit(f"\n{error}")
 

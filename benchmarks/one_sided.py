@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import multiprocessing
 import statistics
 import time
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import report
 from torch.distributed._transport import Transport, new_transport
 
 import unisono
@@ -177,13 +177,13 @@ def main() -> None:
         except ImportError as error:
             print(f"NIXL is left out: {error}")
             args.kinds.remove("nixl")
-    report = []
+    figures = []
     for names in together(args.kinds):
         found = measure(names, [in_bytes(size) for size in args.sizes], args.seconds)
         show(found)
-        report += [{"size": size, "seconds": times} for size, times in found.items()]
+        figures += [{"size": size, "seconds": times} for size, times in found.items()]
     if args.json is not None:
-        args.json.write_text(json.dumps(report))
+        report.write_json(args.json, figures=figures)
 
 
 def together(kinds: list[str]) -> list[list[str]]:

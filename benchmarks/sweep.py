@@ -176,7 +176,7 @@ def sweep(args: argparse.Namespace) -> list[Cell]:
         sys.exit("nothing was measured")
     report.write_csv(args.csv, report.records(run.cells, {}))
     skipped = [dataclasses.asdict(cell) for cell in run.skipped]
-    report.write_json(args.json, run.cells, {"skipped": skipped, "missing": run.missing})
+    report.write_json(args.json, skipped=skipped, missing=run.missing, cells=run.cells)
     print(f"written: {args.csv}, {args.json}")
     return run.cells
 

@@ -604,10 +604,11 @@ unisono_status unisono_communicator_report(const unisono_communicator* comm, cha
                                            size_t capacity, size_t* length);
 
 /**
- * Tells for whom the operations of this rank have waited, and how long, as JSON: the rank; how many
- * collectives and messages it has called; and `waited`, with seconds and operations in all, by
- * operation, and by rank, the most costly first. An operation waits if it does not end within some
- * tens of microseconds. A rank that is late has waited little itself: compare the ranks.
+ * Tells what this rank has called and for which ranks it has waited, as JSON: the rank; how many
+ * collectives and messages it has called, and `called`, the same with bytes by name and by size;
+ * `links` and `network`, the ways on which they go; and `waited`, with seconds and operations in
+ * all, by operation, and by rank, the most costly first. An operation waits if it does not end
+ * within some tens of microseconds. A rank that is late has waited little itself: compare the ranks.
  *
  * \param comm         the group
  * \param[out] text    the JSON with a terminating 0, cut off at `capacity` bytes
@@ -694,10 +695,14 @@ typedef struct unisono_options {
   void* stream;
   double timeout; /**< seconds it may take; 0: the communicator's; or #UNISONO_FOREVER */
   double factor;  /**< of #UNISONO_PREMUL_SUM, and only there */
+  /** NULL, or the place to which unisono_recv() and unisono_sendrecv() write how many elements have
+   * come, and which other calls ignore. NULL between unisono_group_start() and unisono_group_end().
+   */
+  size_t* received;
 } unisono_options;
 
 /** The initial value of a #unisono_options. */
-#define UNISONO_OPTIONS_INIT {sizeof(unisono_options), NULL, 0.0, 1.0}
+#define UNISONO_OPTIONS_INIT {sizeof(unisono_options), NULL, 0.0, 1.0, NULL}
 
 /**
  * Every rank's `output` becomes the reduction of all inputs.
@@ -929,9 +934,9 @@ unisono_status unisono_barrier(unisono_communicator* comm, const unisono_options
  * \defgroup messages Send and receive
  *
  * A message meets the first receive on rank `to` that asks for its tag and for its sender, or for
- * any; two messages of one sender and tag arrive in order. A receive takes exactly the type and
- * count that was sent; anything else is #UNISONO_MISMATCH, and fatal. A tag is any number up to
- * INT64_MAX.
+ * any; two messages of one sender and tag arrive in order. A receive takes a message of its type
+ * and at most its count, and leaves the rest of its buffer as it is; in a stream, of exactly its
+ * count. Anything else is #UNISONO_MISMATCH, and fatal. A tag is any number up to INT64_MAX.
  * \{
  */
 
@@ -960,7 +965,7 @@ unisono_status unisono_send(unisono_communicator* comm, const void* buffer, size
  *
  * \param comm         the group
  * \param[out] buffer  `count` elements
- * \param count        how many elements
+ * \param count        how many elements at most; unisono_options::received tells how many came
  * \param dtype        their type
  * \param from         the rank that sends, or #UNISONO_ANY_SOURCE
  * \param tag          the send's
@@ -973,6 +978,22 @@ unisono_status unisono_recv(unisono_communicator* comm, void* buffer, size_t cou
                             const unisono_options* options, int32_t* source);
 
 /**
+ * Looks for a message of host memory, and leaves it to the next receive that asks for it. A message
+ * that was sent before another one of the same rank and tag is found first.
+ *
+ * \param comm         the group
+ * \param from         the rank that sends, or #UNISONO_ANY_SOURCE
+ * \param tag          the send's
+ * \param seconds      how long to wait for one; 0: not at all; or #UNISONO_FOREVER
+ * \param[out] source  the rank that sent it, or NULL
+ * \param[out] count   how many elements it has, or NULL
+ * \param[out] dtype   their type, or NULL
+ * \return #UNISONO_TIMEOUT when none has come in time, which is not fatal
+ */
+unisono_status unisono_probe(unisono_communicator* comm, int32_t from, uint64_t tag, double seconds,
+                             int32_t* source, size_t* count, unisono_dtype* dtype);
+
+/**
  * Sends and receives at the same time, with one type and tag: as a send and a receive in a group.
  * The buffers must not overlap.
  *
@@ -981,7 +1002,7 @@ unisono_status unisono_recv(unisono_communicator* comm, void* buffer, size_t cou
  * \param send_count           how many elements to send
  * \param to                   the rank that receives them
  * \param[out] receive_buffer  `receive_count` elements
- * \param receive_count        how many elements to receive
+ * \param receive_count        how many elements to receive at most
  * \param from                 the rank that sends them, or #UNISONO_ANY_SOURCE
  * \param dtype                the type of both
  * \param tag                  the tag of both
@@ -1014,12 +1035,13 @@ unisono_status unisono_isend(unisono_communicator* comm, const void* buffer, siz
  *
  * \param comm         the group
  * \param[out] buffer  `count` elements
- * \param count        how many elements
+ * \param count        how many elements at most
  * \param dtype        their type
  * \param from         the rank that sends, or #UNISONO_ANY_SOURCE
  * \param tag          the send's
  * \param options      or NULL
- * \param[out] work    the handle to wait on; unisono_work_source() tells who sent the message
+ * \param[out] work    the handle to wait on; unisono_work_source() tells which rank sent the
+ *                     message, unisono_work_received() how long it is
  */
 unisono_status unisono_irecv(unisono_communicator* comm, void* buffer, size_t count,
                              unisono_dtype dtype, int32_t from, uint64_t tag,
@@ -1099,6 +1121,15 @@ unisono_status unisono_work_wait_all(unisono_work* const* works, size_t count, d
  * \return #UNISONO_INVALID_ARGUMENT before the end of the operation, and for any other operation
  */
 unisono_status unisono_work_source(const unisono_work* work, int32_t* source);
+
+/**
+ * Tells how long a received message is.
+ *
+ * \param work        of unisono_irecv()
+ * \param[out] count  how many elements have come
+ * \return #UNISONO_INVALID_ARGUMENT before the end of the operation, and for any other operation
+ */
+unisono_status unisono_work_received(const unisono_work* work, size_t* count);
 
 /**
  * Gives the handle back. The operation, if it has not ended, goes on and uses its buffers.

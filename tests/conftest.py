@@ -29,6 +29,8 @@ SLOW = (
     "tests/python/project/test_conformance_runner.py",
     "tests/python/project/test_install.py",
     "tests/python/project/test_release.py",
+    "tests/python/project/test_site.py",
+    "tests/python/project/test_tutorial.py::test_the_commands_print_what_the_page_says",
     "tests/python/torch/test_torch_as_gloo.py::test_a_program_that_nobody_here_wrote",
 )
 # Of the slow ones, those that measure run alone: the others wait until they have ended.

@@ -21,6 +21,16 @@ from harness import report
 from harness.arguments import size_name
 from harness.cells import Cell
 
+# How each peer is drawn: those from C and Rust, and dashed those through torch.
+LOOKS = {
+    "unisono": {"color": "C0"},
+    "unisono-heap": {"color": "C2"},
+    "openmpi": {"color": "C3"},
+    "torch/unisono": {"color": "C0", "linestyle": "--"},
+    "torch/gloo": {"color": "C1", "linestyle": "--"},
+}
+BY_RANKS = (8, 1 << 20, 64 << 20)
+
 
 def sweep(cells: list[Cell], path: Path) -> None:
     """Draw all cells to a PNG."""
@@ -79,6 +89,90 @@ def several_peers(cells: list[Cell], peers: list[str]) -> Figure:
         axes[row][0].set_ylabel("µs")
     axes[0][0].legend(fontsize=8)
     return figure
+
+
+def by_size(cells: list[Cell], path: Path, digest: str) -> None:
+    """Draw the time of an all_reduce by its size, a frame for each world size."""
+    worlds = sorted({cell.world for cell in cells})
+    figure, axes = plt.subplots(
+        1, len(worlds), figsize=(3.6 * len(worlds), 3.8), sharey=True, squeeze=False
+    )
+    for world, frame in zip(worlds, axes[0], strict=True):
+        for peer, look in LOOKS.items():
+            sizes, seconds, _ = points(cells, world, "all_reduce", peer)
+            if sizes:
+                frame.plot(sizes, [1e6 * value for value in seconds], label=named(peer), **look)
+        frame.set_title(f"{world} ranks", fontsize=10)
+        frame.set_yscale("log")
+        dress(frame)
+    axes[0][0].set_ylabel("µs of an all_reduce")
+    axes[0][0].legend(fontsize=8)
+    save(figure, path, digest)
+
+
+def by_ranks(cells: list[Cell], path: Path, digest: str) -> None:
+    """Draw the time of an all_reduce by the number of ranks, a frame for each of some sizes."""
+    sizes = [size for size in BY_RANKS if any(cell.size == size for cell in cells)]
+    figure, axes = plt.subplots(1, len(sizes), figsize=(3.6 * len(sizes), 3.4), squeeze=False)
+    for size, frame in zip(sizes, axes[0], strict=True):
+        for peer, look in LOOKS.items():
+            line = sorted(
+                (cell.world, 1e6 * (cell.median(peer) or 0))
+                for cell in cells
+                if cell.size == size and peer in cell.rounds
+            )
+            if line:
+                frame.plot(*zip(*line, strict=True), marker="o", label=named(peer), **look)
+        frame.set_title(size_name(size), fontsize=10)
+        frame.set_yscale("log")
+        frame.set_xticks(sorted({cell.world for cell in cells}))
+        frame.set_xlabel("ranks")
+        frame.grid(visible=True, alpha=0.3)
+    axes[0][0].set_ylabel("µs of an all_reduce")
+    axes[0][-1].legend(fontsize=8)
+    save(figure, path, digest)
+
+
+def by_hosts(beds: dict[str, dict[tuple[int, str], float | None]], path: Path, digest: str) -> None:
+    """Draw the share of the link's rate that an all_reduce reaches, by the ranks of each host."""
+    sizes = sorted({size for shares in beds.values() for size, _ in shares})
+    peers = list(dict.fromkeys(peer for shares in beds.values() for _, peer in shares))
+    figure, axes = plt.subplots(
+        1, len(sizes), figsize=(3.6 * len(sizes), 3.2), sharey=True, squeeze=False
+    )
+    width = 0.8 / len(peers)
+    for size, frame in zip(sizes, axes[0], strict=True):
+        for which, peer in enumerate(peers):
+            shares = [of_bed.get((size, peer)) or 0 for of_bed in beds.values()]
+            places = [place + which * width for place in range(len(beds))]
+            label = "unisono" if peer == "choice" else named(peer)
+            frame.bar(places, shares, width, label=label, color=f"C{which}")
+        middle = (len(peers) - 1) * width / 2
+        frame.set_xticks([place + middle for place in range(len(beds))], list(beds), fontsize=8)
+        frame.set_title(size_name(size), fontsize=10)
+        frame.set_xlabel("ranks of each host")
+        frame.grid(visible=True, axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("share of the link's rate")
+    axes[0][0].legend(fontsize=8)
+    save(figure, path, digest)
+
+
+def named(peer: str) -> str:
+    return report.LABELS.get(peer, peer) + (" through torch" if peer.startswith("torch/") else "")
+
+
+def save(figure: Figure, path: Path, digest: str) -> None:
+    """Write an SVG that is the same whenever its data are, with their digest in it."""
+    figure.set_layout_engine("constrained")
+    for frame in figure.axes:
+        frame.minorticks_off()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": digest}):
+        figure.savefig(path, metadata={"Date": None, "Description": digest})
+    plt.close(figure)
+    # Trailing blanks, which editors take away.
+    lines = path.read_text("utf-8").splitlines()
+    path.write_text("\n".join(line.rstrip() for line in lines) + "\n", "utf-8")
 
 
 def collectives_of(cells: list[Cell]) -> list[str]:

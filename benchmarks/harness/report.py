@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
 import json
 import os
 import platform
+import shlex
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from harness import marks
 from harness.arguments import size_name
+from harness.build import CHECKOUT
 from harness.cells import Cell
 
 LABELS = {
@@ -278,11 +284,58 @@ def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
         writer.writerows(rows)
 
 
-def write_json(path: Path, cells: list[Cell], more: dict[str, object]) -> None:
-    """Everything, with the seconds of every round."""
+def write_json(path: Path, **content: object) -> None:
+    """Write what was measured, and beside it where, when, by which commit and which command.
+
+    A list has a line for each entry, and numbers four digits: what is committed is read by people.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": machine(), **more, "cells": [dataclasses.asdict(cell) for cell in cells]}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    lines = []
+    for name, value in (origin() | content).items():
+        text = json.dumps(_plain(value))
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(json.dumps(_plain(entry)) for entry in value) + "\n]"
+        lines.append(f"{json.dumps(name)}: {text}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, Cell):
+        return _plain(dataclasses.asdict(value))
+    if isinstance(value, dict):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def origin() -> dict[str, object]:
+    """Return the command, commit, date and machine of this run, and the cores that others used."""
+    command = [f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    return {
+        "command": f"python {shlex.join(command)}",
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "machine": machine(),
+        "others": OTHERS.cores(),
+    }
+
+
+def commit() -> str:
+    """Return the commit that is checked out; documents and results may differ from it."""
+    git = ["git", "-C", str(CHECKOUT)]
+    others = [":!benchmarks/results", ":!docs", ":!*.md"]
+    asked = (
+        [*git, "rev-parse", "--short=8", "HEAD"],
+        [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", *others],
+    )
+    try:
+        name, changed = (subprocess.check_output(words, text=True).strip() for words in asked)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{name} with changes" if changed else name
 
 
 def machine() -> dict[str, object]:
@@ -298,21 +351,43 @@ class Stolen:
     """The share of these cores' time that the hypervisor gives to others, from now on."""
 
     def __init__(self) -> None:
-        self.before = self._times()
-
-    @staticmethod
-    def _times() -> list[int]:
-        try:
-            text = Path("/proc/stat").read_text()
-        except OSError:
-            return []
-        # user nice system idle iowait irq softirq steal
-        return [int(number) for number in text.split("\n", 1)[0].split()[1:9]]
+        self.before = cores_times()
 
     def share(self) -> float:
         """Return how much of the time it was until now: 0.1 for a tenth; 0 where unknown."""
-        passed = [now - then for now, then in zip(self._times(), self.before, strict=True)]
+        passed = [now - then for now, then in zip(cores_times(), self.before, strict=True)]
         return passed[7] / sum(passed) if sum(passed) > 0 else 0.0
+
+
+class Others:
+    """The cores that programs other than this one and its children use, from now on."""
+
+    def __init__(self) -> None:
+        self.before, self.began = self._used(), time.monotonic()
+
+    @staticmethod
+    def _used() -> float:
+        """Return seconds that are not this program's, with those that the hypervisor took."""
+        user, nice, system, *_, stolen = cores_times() or [0] * 8
+        ours = sum(os.times()[:4])
+        return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK") - ours
+
+    def cores(self) -> float:
+        """Return how many it was on average; children count as others until they have ended."""
+        passed = time.monotonic() - self.began
+        return max(0.0, (self._used() - self.before) / passed) if passed else 0.0
+
+
+def cores_times() -> list[int]:
+    """Return ticks: user, nice, system, idle, iowait, irq, softirq, steal; none where unknown."""
+    try:
+        text = Path("/proc/stat").read_text()
+    except OSError:
+        return []
+    return [int(number) for number in text.split("\n", 1)[0].split()[1:9]]
+
+
+OTHERS = Others()
 
 
 def processor() -> str:

@@ -180,7 +180,8 @@ class Communicator final : public Operations<Communicator> {
     check(unisono_send(handle_, all.data(), all.size(), dtype, to, tag, options.get()));
   }
 
-  // Receives from rank `from`, or UNISONO_ANY_SOURCE. Returns the rank it came from. Within a Group
+  // Receives from rank `from`, or UNISONO_ANY_SOURCE, at most what the buffer has room for
+  // (Options::received tells how much came). Returns the rank it came from. Within a Group
   // `from` must be a rank, since it is not known yet who sends; else use async().recv.
   template <class Buffer>
   int recv(Buffer&& buffer, int from, std::uint64_t tag = 0, const Options& options = {}) const {
@@ -205,6 +206,23 @@ class Communicator final : public Operations<Communicator> {
     check(unisono_sendrecv(handle_, sent.data(), sent.size(), to, received.data(), received.size(),
                            from, dtype, tag, options.get(), is_known ? nullptr : &source));
     return source;
+  }
+
+  // A message that a receive would get.
+  struct Message {
+    int source;
+    std::size_t count;
+    unisono_dtype dtype;
+  };
+
+  // Waits, at most so long, for a message from rank `from`, or UNISONO_ANY_SOURCE, and leaves it to
+  // the next receive that asks for it. Without a time, an error TIMEOUT says that none has come.
+  Message probe(int from, std::uint64_t tag = 0, Seconds limit = Seconds(UNISONO_FOREVER)) const {
+    std::int32_t source = -1;
+    Message found = {};
+    check(unisono_probe(handle_, from, tag, limit.count(), &source, &found.count, &found.dtype));
+    found.source = source;
+    return found;
   }
 
   unisono_communicator* handle() const noexcept { return handle_; }

@@ -78,6 +78,11 @@ class Options {
     options_.factor = factor;
     return *this;
   }
+  // Where `recv` and `sendrecv` write how many elements have come.
+  Options& received(std::size_t& count) {
+    options_.received = &count;
+    return *this;
+  }
   const unisono_options* get() const noexcept { return &options_; }
 
  private:

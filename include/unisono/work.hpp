@@ -57,6 +57,13 @@ class [[nodiscard]] Work {
     return source;
   }
 
+  // How many elements of a received message have come.
+  std::size_t received() const {
+    std::size_t count = 0;
+    check(unisono_work_received(handle_, &count));
+    return count;
+  }
+
   unisono_work* handle() const noexcept { return handle_; }
 
   // Gives the handle to the caller, who destroys it.

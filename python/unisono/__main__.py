@@ -1,14 +1,8 @@
 """``python -m unisono``, or ``unisono``: what is installed, and what can be done with it.
 
-``settings`` prints the table of settings as it stands in ``docs/settings.md``, ``launch`` starts
-ranks (see ``rust/launch``), ``run`` runs a program with unisono in gloo's place (see
-``unisono._run``), ``doctor`` examines this host and the pairs of a job (see ``unisono._doctor``),
-``status`` asks the jobs on this host for their state (see ``unisono._status``), ``bench`` measures
-the operations here (see ``unisono._bench``), ``explain`` shows the algorithm of a call (see
-``unisono._explain``), ``chaos`` plays jobs with faults (see ``unisono._chaos``),
-``build-torch`` builds for a torch that the installation does not serve (see
-``unisono._build_torch``), ``--cflags --libs`` and the like say what a C compiler needs (see
-``unisono._c``).
+``COMMANDS`` has the commands and the module of each; one is imported when it is asked for.
+``settings`` prints the table of settings as it stands in ``docs/settings.md``; ``--cflags --libs``
+and the like say what a C compiler needs (see ``unisono._c``).
 """
 
 from __future__ import annotations
@@ -17,10 +11,30 @@ import argparse
 import ctypes
 import signal
 import sys
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 
 import unisono
 from unisono import _c
+
+#: The commands: in words, and where it is so simple the module with a function of that name, which
+#: takes the arguments and the name of this program, and returns the exit status.
+COMMANDS = {
+    "launch": ("start the ranks of a program, here or on several hosts", None),
+    "run": ("run a program with unisono in gloo's place", None),
+    "doctor": ("this host, and under a launcher every pair of ranks", "_doctor"),
+    "status": ("the ranks on this host, and for whom they wait", "_status"),
+    "top": ("the same again and again, with rates", "_status.top"),
+    "metrics": ("the same for Prometheus, as OpenMetrics", "_status.metrics"),
+    "bench": ("how fast the operations are here, with checked results", "_bench"),
+    "chaos": ("jobs whose ranks are killed and whose connections break", "_chaos"),
+    "explain": ("the algorithm that a group would take for a call, and why", "_explain"),
+    "completion": ("a script by which a shell completes this command", "_completion"),
+    "build-torch": ("build for a torch that this installation lacks", None),
+    "settings": ("print the table of settings, as Markdown", None),
+}
 
 
 def table() -> str:
@@ -100,7 +114,10 @@ def _name() -> str:
     return "unisono" if Path(sys.argv[0]).name == "unisono" else "python -m unisono"
 
 
-def _parser() -> argparse.ArgumentParser:
+def root_parser(
+    parsers: Mapping[str, argparse.ArgumentParser] = MappingProxyType({}),
+) -> argparse.ArgumentParser:
+    """Return the parser of all commands; `parsers` are those of some, with their options."""
     parser = argparse.ArgumentParser(
         prog=_name(), description="Collective communication between the processes of one job."
     )
@@ -108,15 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     for flag, what in _c.FLAGS.items():
         parser.add_argument(flag, action="append_const", dest="flags", const=flag, help=what)
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
-    commands.add_parser("launch", help="start the ranks of a program on this host", add_help=False)
-    commands.add_parser("run", help="run a program with unisono in gloo's place", add_help=False)
-    commands.add_parser("doctor", help="this host, and under a launcher every pair of ranks")
-    commands.add_parser("status", help="the ranks on this host, and for whom they wait")
-    commands.add_parser("bench", help="how fast the operations are here, with checked results")
-    commands.add_parser("chaos", help="jobs whose ranks are killed and whose connections break")
-    commands.add_parser("explain", help="the algorithm that a group would take for a call, and why")
-    commands.add_parser("build-torch", help="build for a torch that this installation lacks")
-    commands.add_parser("settings", help="print the table of settings, as Markdown")
+    for command, (told, _) in COMMANDS.items():
+        of_it = [parsers[command]] if command in parsers else []
+        commands.add_parser(command, help=told, parents=of_it, add_help=not of_it)
     return parser
 
 
@@ -124,8 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Do what `arguments` (the command line's) ask for, and return the exit status."""
     if arguments is None:
         arguments = sys.argv[1:]
+    # Each reads its own arguments: of these two, some belong to the program that is started.
     if arguments[:1] == ["launch"]:
-        # It reads its own arguments, for some belong to the program that it starts.
         from unisono import _native, _python
         from unisono._launch import launch
 
@@ -134,27 +145,11 @@ def main(arguments: list[str] | None = None) -> int:
         from unisono._run import run
 
         return run(arguments[1:])
-    if arguments[:1] == ["doctor"]:
-        from unisono._doctor import doctor
-
-        return doctor(arguments[1:], _name())
-    if arguments[:1] == ["status"]:
-        from unisono._status import status
-
-        return status(arguments[1:], _name())
-    if arguments[:1] == ["bench"]:
-        from unisono._bench import bench
-
-        return bench(arguments[1:], _name())
-    if arguments[:1] == ["chaos"]:
-        from unisono._chaos import chaos
-
-        return chaos(arguments[1:], _name())
-    if arguments[:1] == ["explain"]:
-        from unisono._explain import explain
-
-        return explain(arguments[1:], _name())
-    chosen = _parser().parse_args(arguments)
+    if arguments and (module := COMMANDS.get(arguments[0], ("", None))[1]):
+        command = getattr(import_module(f"unisono.{module}"), arguments[0])
+        status: int = command(arguments[1:], _name())
+        return status
+    chosen = root_parser().parse_args(arguments)
     if chosen.flags:
         try:
             print(_c.answer(chosen.flags))

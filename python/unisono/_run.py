@@ -27,11 +27,12 @@ usage: unisono run COMMAND [ARGUMENTS]...
        unisono run SCRIPT.py [ARGUMENTS]...
        unisono run -m MODULE [ARGUMENTS]...
 
-Run a program and what it starts with unisono wherever PyTorch is asked for gloo: a script or a
-module by this Python, any other command as it is. The same as UNISONO_AS_GLOO=1 before it.
+Run a program and what it starts with unisono wherever PyTorch is asked for
+gloo: a script or a module by this Python, any other command as it is. The same
+as UNISONO_AS_GLOO=1 before it.
 
-The program starts its processes itself, or has a launcher that does. To start ranks of a script
-that has none: `unisono launch --as-gloo -n 4 train.py`.
+The program starts its processes itself, or has a launcher that does. To start
+ranks of a script that has none: `unisono launch --as-gloo -n 4 train.py`.
 
 Examples:
   unisono run torchrun --nproc-per-node 4 train.py

@@ -211,7 +211,7 @@ fn rust_structs() -> BTreeMap<&'static str, Layout> {
         ),
         (
             "unisono_options",
-            layout!(Options: size, stream, timeout, factor),
+            layout!(Options: size, stream, timeout, factor, received),
         ),
     ])
 }

@@ -17,7 +17,7 @@ static void ring(void) {
   int32_t source = -1, done = 0;
   OK(unisono_work_source(works[0], &source));
   CHECK(source == previous);
-  FAILS(unisono_work_source(works[1], &source), UNISONO_INVALID_ARGUMENT, "no source");
+  FAILS(unisono_work_source(works[1], &source), UNISONO_INVALID_ARGUMENT, "no message");
   CHECK(source == previous);
   OK(unisono_work_test(works[0], &done));
   CHECK(done == 1);
@@ -109,6 +109,49 @@ static void any_source(void) {
       CHECK(source > 0 && source < world && got == (tag == 1 ? source : 1000 + source));
       CHECK(!seen[tag - 1][source]++);
     }
+}
+
+/* Messages shorter than their receives, of every size class, and a look at them before. */
+static void shorter(void) {
+  enum { ROOM = 500000 };
+  static const size_t lengths[] = {0, 3, 5000, 400000, ROOM};
+  if (world < 2) return;
+  int32_t *mine = calloc(ROOM, sizeof(int32_t)), *theirs = malloc(ROOM * sizeof(int32_t));
+  CHECK(mine && theirs);
+  for (size_t way = 0; way < 3 * sizeof(lengths) / sizeof(*lengths); way++) {
+    const size_t length = lengths[way / 3];
+    size_t came = 77;
+    int32_t source = -1;
+    unisono_work *sent = NULL, *receive = NULL;
+    unisono_options options = UNISONO_OPTIONS_INIT;
+    options.received = &came;
+    for (size_t at = 0; at < ROOM; at++) theirs[at] = -1;
+    if (way % 3 == 0)
+      OK(unisono_irecv(comm, theirs, ROOM, UNISONO_INT32, previous, 5, NULL, &receive));
+    OK(unisono_isend(comm, mine, length, UNISONO_INT32, next, 5, NULL, &sent));
+    if (way % 3 == 1) {
+      unisono_dtype dtype = UNISONO_BOOL;
+      OK(unisono_probe(comm, UNISONO_ANY_SOURCE, 5, 60, &source, &came, &dtype));
+      CHECK(source == previous && came == length && dtype == UNISONO_INT32);
+      came = 77;
+    }
+    if (receive) {
+      OK(unisono_work_wait(receive, UNISONO_FOREVER));
+      OK(unisono_work_received(receive, &came));
+      OK(unisono_work_destroy(receive));
+    } else {
+      OK(unisono_recv(comm, theirs, ROOM, UNISONO_INT32, previous, 5, &options, &source));
+      CHECK(source == previous);
+    }
+    CHECK(came == length);
+    for (size_t at = 0; at < ROOM; at++) CHECK(theirs[at] == (at < length ? 0 : -1));
+    OK(unisono_work_wait(sent, UNISONO_FOREVER));
+    OK(unisono_work_destroy(sent));
+  }
+  FAILS(unisono_probe(comm, previous, 5, 0, NULL, NULL, NULL), UNISONO_TIMEOUT, "probe");
+  OK(unisono_barrier(comm, NULL, NULL));
+  free(mine);
+  free(theirs);
 }
 
 /* The first of several to end, with holes in the list. */
@@ -210,6 +253,8 @@ int main(void) {
   in("grouped");
   grouped(0);
   grouped(1);
+  in("shorter");
+  shorter();
   in("any source");
   any_source();
   in("whichever");

@@ -189,15 +189,15 @@ def messages(comm: unisono.Communicator, make: Make, name: str) -> None:
     ]
     for work in works:
         work.wait()
-    assert works[2].result() == left
+    assert works[2].result().source == left
     same(first, values[left])
     same(second, values[left][::-1])
     # Blocking: one after the other, rank 0 first.
     if rank == 0:
         comm.send(sources[0], right, tag=3, **on(first))
-        assert comm.recv(first, tag=3, **on(first)) == left
+        assert comm.recv(first, tag=3, **on(first)).source == left
     else:
-        assert comm.recv(first, left, tag=3, **on(first)) == left
+        assert comm.recv(first, left, tag=3, **on(first)).source == left
         comm.send(first, right, tag=3, **on(first))
     same(first, values[0])
 

@@ -28,7 +28,8 @@ _ALL = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("Cargo.lock", "Cargo.toml", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "Makefile"),
     *("README.md", "benchmarks", "clippy.toml", "csrc", "deny.toml", "docs", "examples", "fuzz"),
-    *("include", "pyproject.toml", "python", "rust", "rustfmt.toml", "tests", "tools"),
+    *("include", "mkdocs.yml", "pyproject.toml", "python", "rust", "rustfmt.toml"),
+    *("tests", "tools"),
 )
 # The files that a build or a tool leaves among them.
 _LEFT_BEHIND = {"__pycache__", "target", "artifacts", "coverage", "build", ".pytest_cache"}

@@ -70,7 +70,7 @@ def size(text: str) -> int:
 
 def bench(arguments: Sequence[str], name: str) -> int:
     """Do what the command line asks for; returns the exit status: 1 if a value is wrong."""
-    parser = _parser(name)
+    parser = command_line(name)
     chosen = parser.parse_args(arguments)
     world = os.environ.get("WORLD_SIZE")
     number = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), None)
@@ -152,7 +152,8 @@ def _refuse_files(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -
         parser.error("--plot to .png needs matplotlib: pip install matplotlib (.html needs none)")
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def command_line(name: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     from unisono._bench import operations, peers
 
     parser = argparse.ArgumentParser(

@@ -27,8 +27,8 @@ from unisono._chaos import hosts, job, plan
 
 _EXAMPLES = """\
 examples:
-  unisono chaos --rounds 20                     20 rounds of 2 to 8 ranks on one host
-  unisono chaos --hosts 2-4 --seed 7            one round on two to four hosts
+  unisono chaos --rounds 20               20 rounds of 2 to 8 ranks on one host
+  unisono chaos --hosts 2-4 --seed 7      one round on two to four hosts
   unisono chaos -n 4 --fault kill@2:30 --fault reset@0:31
   unisono chaos -n 4 --hosts 2 --faults reset --seconds 3600 --every 0.1
 """
@@ -36,7 +36,7 @@ examples:
 
 def chaos(arguments: Sequence[str], name: str) -> int:
     """Do what the command line asks for; returns the exit status: 0 if all rounds are right."""
-    parser = _parser(name)
+    parser = command_line(name)
     chosen = parser.parse_args(arguments)
     others = ("isolate", *plan.NOT_BESIDE_ISOLATION)
     given = [fault.kind for fault in chosen.fault if fault.kind in others]
@@ -121,7 +121,8 @@ def _sum_up(outcomes: Sequence[job.Outcome]) -> None:
         )
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def command_line(name: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=f"{name} chaos",
         description="Jobs whose ranks are killed and stopped, and whose connections break.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 from ctypes import byref, c_char_p, c_double, c_int32, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,14 @@ class Communicator:
     def recv(self, array: np.ndarray, source: int) -> None:
         elements = (_start(array), c_size_t(array.size), _DTYPES[array.dtype])
         _call("recv", self._handle, *elements, c_int32(source), _TAG, None, None)
+
+    def stats(self) -> dict[str, Any]:
+        """Return for whom the operations of this rank have waited."""
+        text, length = ctypes.create_string_buffer(1 << 20), c_size_t()
+        capacity = c_size_t(len(text))
+        _call("communicator_stats", self._handle, text, capacity, byref(length))
+        found: dict[str, Any] = json.loads(text.value)
+        return found
 
     @property
     def living(self) -> list[int]:

@@ -6,7 +6,7 @@ rank 0 prints the findings of all and a table of pairs. Each finding that is not
 the command or setting that mends it, and the exit status says whether a job runs.
 
 ``host`` reads files of the system, ``memory`` and ``machine`` try things out in other processes,
-``job`` is the work of a rank, ``pairs`` measures, ``log`` reads the choices of the core.
+``job`` is the work of a rank, ``pairs`` measures.
 """
 
 from __future__ import annotations
@@ -24,26 +24,31 @@ from unisono._doctor.job import Job
 
 _EXAMPLES = """\
 examples:
-  unisono doctor                                     this host
-  unisono launch -n 4 -m unisono doctor              and each pair of four ranks
+  unisono doctor                                  this host
+  unisono launch -n 4 -m unisono doctor           and each pair of four ranks
   unisono launch --hosts node0,node1 -n 1 -m unisono doctor
-  torchrun --nproc-per-node 4 -m unisono doctor      or mpirun, srun, a pod of a job
+  torchrun --nproc-per-node 4 -m unisono doctor   or mpirun, srun, a pod
 """
 
 
-def doctor(arguments: Sequence[str], name: str) -> int:
-    """Examine, print the findings, and return the exit status: 0 where a job runs here."""
-    parser = argparse.ArgumentParser(
+def command_line(name: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(
         prog=f"{name} doctor",
         description="This host, and under a launcher each pair of ranks: is all as it should be?",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument(
+    found.add_argument("--json", action="store_true", help="print the findings as JSON")
+    found.add_argument(
         "--here", action="store_true", help="this host alone, also where a launcher has started it"
     )
-    chosen = parser.parse_args(arguments)
+    return found
+
+
+def doctor(arguments: Sequence[str], name: str) -> int:
+    """Examine, print the findings, and return the exit status: 0 where a job runs here."""
+    chosen = command_line(name).parse_args(arguments)
     if chosen.here or not job.is_rank():
         return _alone(as_json=chosen.json)
     return _as_rank(as_json=chosen.json)

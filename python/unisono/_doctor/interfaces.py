@@ -72,10 +72,10 @@ def _version_6() -> dict[str, list[str]]:
     return found
 
 
-def examine(listening: Sequence[tuple[str, str]]) -> list[Finding]:
+def examine(listening: Sequence[dict[str, str]]) -> list[Finding]:
     """Return the findings about the interfaces, and the addresses that were chosen among theirs.
 
-    Each address comes with the reason of the choice, as the core has told it.
+    Each address comes with its port and the reason of the choice, as ``stats`` has them.
     """
     there = interfaces()
     shown = [one.text() for one in there if one.addresses]
@@ -84,7 +84,7 @@ def examine(listening: Sequence[tuple[str, str]]) -> list[Finding]:
     found = [Finding("interfaces", OK, line or "there is none")]
     if not listening:
         return found
-    chosen = [(address.strip("[]"), why) for address, why in listening]
+    chosen = [(one["address"].rpartition(":")[0].strip("[]"), one["reason"]) for one in listening]
     outside = [one for one in chosen if not ipaddress.ip_address(one[0]).is_loopback]
     words = "; ".join(f"{address} ({why})" for address, why in outside or chosen)
     if not outside:

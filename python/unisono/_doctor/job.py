@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import unisono
-from unisono._doctor import host, interfaces, log, machine, memory, pairs
+from unisono._doctor import host, interfaces, machine, memory, pairs
 from unisono._doctor.finding import ADVICE, OK, Finding, in_words
 from unisono._doctor.pairs import Measured
 from unisono._launch import RANK_VARIABLES
@@ -65,16 +65,19 @@ def run() -> Job | None:
     unisono.Error
         The ranks cannot meet, or one of them is lost on the way.
     """
-    with log.kept() as kept, unisono.init(options=unisono.Options(log="debug")) as comm:
+    with unisono.init() as comm:
         if comm.timeout is not None:
             comm.timeout = max(comm.timeout, _PATIENCE)
-        reports = _exchange(comm, _report(kept))
+        reports = _exchange(comm, _report(comm.stats()["network"]))
         hosts, names = placed(reports)
         found = pairs.measure(comm, pairs.chosen(hosts))
         others = sorted({hosts.index(number) for number in hosts} - {0})
         clocks = pairs.offsets(comm, others)
         measured = [one.record() for one in found]
-        told = {"pairs": measured, "links": kept.links(), "why": log.set_back(kept.text())}
+        stats = comm.stats()
+        links = {one["rank"]: one["by"] for one in stats["links"] if one["for"] == "messages"}
+        why = "; ".join(stats["network"]["set_back"])
+        told = {"pairs": measured, "links": links, "why": why}
         ends = _exchange(comm, told)
         rank = comm.rank
     if rank != 0:
@@ -89,10 +92,10 @@ def run() -> Job | None:
     return job
 
 
-def _report(kept: log.Log) -> dict[str, Any]:
+def _report(network: dict[str, Any]) -> dict[str, Any]:
     """Look at the host, and tell where this rank is."""
     findings = host.examine()
-    findings += interfaces.examine(log.listening(kept.text()))
+    findings += interfaces.examine(network["listening"])
     local = next((os.environ[name] for name in _LOCAL_RANK if os.environ.get(name)), "0")
     if local == "0":
         tried = [*memory.try_out(), *machine.try_out()]
@@ -280,5 +283,5 @@ def why_slow(way: str, one: dict[str, Any], other: dict[str, Any], told: str) ->
         line = f"{begin} they are in several network namespaces (containers)"
         mend = "docker run --network host, or --network container:NAME"
         return Finding("ways", ADVICE, line, mend)
-    line = f"{begin} {told or 'the log does not say why'}"
+    line = f"{begin} {told or 'it does not say why'}"
     return Finding("ways", ADVICE, line, "unisono doctor, on that host alone")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import unisono
-from unisono._doctor import host, interfaces, log
+from unisono._doctor import host, interfaces
 from unisono._doctor.finding import ADVICE, BROKEN, OK, Finding, run_module
 from unisono._launch import RANK_VARIABLES
 
@@ -61,14 +61,14 @@ def _free_port() -> int:
 
 
 def _told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The answers of a rank, with how it has ended and the log."""
+    """The answers of a rank, with how it has ended and its last words."""
     with process:
         try:
             out, err = process.communicate(timeout=2 * SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-    told: dict[str, Any] = {"status": process.returncode, "log": err}
+    told: dict[str, Any] = {"status": process.returncode, "words": err}
     for line in out.splitlines():
         told.update(json.loads(line))
     return told
@@ -83,17 +83,16 @@ def judge(first: dict[str, Any], second: dict[str, Any]) -> list[Finding]:
             mend = "a change of the environment; `unisono settings` prints what each one takes"
             return [Finding("settings", BROKEN, words, mend)]
     found = [_settings()]
-    text = first["log"]
-    found += interfaces.examine(log.listening(text))
+    found += interfaces.examine(first.get("listening", []))
     if second["status"] == -signal.SIGSYS and "sum" in second:
         return [*found, _ended_by_filter()]
     wrong = first.get("error") or second.get("error")
     if wrong or "sum" not in first or first["sum"] != second.get("sum"):
-        words = wrong or f"sums {first.get('sum')} and {second.get('sum')}: {_last(text)}"
+        words = wrong or f"sums {first.get('sum')} and {second.get('sum')}: {_last(first['words'])}"
         line = f"{_APART}: {words}"
         mend = "UNISONO_TRANSPORT=tcp unisono doctor, which tells whether they can without memory"
         return [*found, Finding("memory", BROKEN, line, mend)]
-    way = log.collective_way(text)
+    way = first["way"]
     found.append(_shared(second) if way == "shared memory" else _over_tcp(way, first, second))
     return found
 
@@ -138,8 +137,8 @@ def _over_tcp(way: str, *told: dict[str, Any]) -> Finding:
         line = f"{begin}: this user is one that its user namespace does not know"
         mend = "a mapping for this user (docker run --user, podman run --userns=keep-id)"
         return Finding("memory", ADVICE, line, mend)
-    reason = log.set_back(told[0]["log"]) or log.set_back(told[1]["log"])
-    line = f"{begin}: {reason or 'the log does not say why'}"
+    reasons = [reason for one in told for reason in one.get("set_back", [])]
+    line = f"{begin}: {reasons[0] if reasons else 'they do not say why'}"
     return Finding("memory", ADVICE, line, "UNISONO_LOG=debug on the ranks tells more")
 
 
@@ -186,8 +185,7 @@ def why_unread(number: int | None, told: dict[str, Any]) -> tuple[str, str]:
 def main(rank: int, store: str) -> int:
     """Be one of the two ranks."""
     try:
-        options = unisono.Options(log="debug")
-        comm = unisono.init(store, rank=rank, world_size=2, timeout=SECONDS, options=options)
+        comm = unisono.init(store, rank=rank, world_size=2, timeout=SECONDS)
     except unisono.Error as error:
         is_setting = isinstance(error, unisono.InvalidArgumentError) or "secret" in str(error)
         _tell(**{"refused" if is_setting else "error": str(error)})
@@ -195,7 +193,10 @@ def main(rank: int, store: str) -> int:
     _tell(memfd=_errno(lambda: os.close(os.memfd_create("unisono"))), unix=_errno(_bind))
     with comm:
         try:
+            _tell(**comm.stats()["network"])
             total = comm.all_reduce(np.full(_LARGE, rank + 1.0, np.float32))
+            stats = comm.stats()
+            _tell(set_back=stats["network"]["set_back"], way=stats["links"][0]["by"])
             _tell(sum=float(total.mean()))
             mark = np.frombuffer(os.urandom(_LARGE), np.uint8)
             if rank == 0:

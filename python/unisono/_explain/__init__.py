@@ -20,8 +20,8 @@ _EXAMPLES = """\
 examples:
   unisono explain all_reduce --bytes 64M --ranks 8 --hosts 2
   unisono explain all_gather --bytes 1M --ranks 16 --typical
-  unisono explain all_reduce --bytes 8 --ranks 64 --hosts 16 --latency 50 --rate 1.2
-  unisono explain all_reduce --bytes 1K --ranks 8 --algorithm ring --svg ring.svg
+  unisono explain all_reduce --bytes 8 --ranks 64 --hosts 16 --rate 1.2
+  unisono explain all_reduce --bytes 1K --ranks 8 --algorithm ring --svg a.svg
 """
 
 
@@ -63,7 +63,7 @@ def hosts_of(ranks: int, hosts: int) -> list[int]:
 
 def explain(arguments: Sequence[str], name: str) -> int:
     """Print the answer, and return the exit status."""
-    parser = _parser(name)
+    parser = command_line(name)
     chosen = parser.parse_args(arguments)
     if not 1 <= chosen.hosts <= chosen.ranks:
         parser.error(f"{chosen.ranks} ranks on {chosen.hosts} hosts: each host has one at least")
@@ -164,11 +164,11 @@ def _traffic(answer: dict[str, Any]) -> list[str]:
     return [words]
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def command_line(name: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=f"{name} explain",
-        description="The algorithm that a group would take for a call: its price, those of the "
-        "others, and its plan.",
+        description="The algorithm that a group would take for a call, its price and its plan.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

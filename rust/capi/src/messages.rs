@@ -2,14 +2,15 @@
 
 use std::ffi::c_void;
 
-use unisono::error::{Error, Result};
+use unisono::Received;
+use unisono::error::{Code, Error, Result};
 use unisono::types::Rank;
 
 use crate::communicator::{Communicator, Joined};
 use crate::error::{Status, output};
 use crate::group;
 use crate::run::{Message, Peer, on, tag};
-use crate::types::{Checked, DType, Options, rank};
+use crate::types::{self, Checked, DType, Options, rank};
 use crate::work::{self, Work};
 
 /// The source that stands for any.
@@ -47,10 +48,7 @@ fn incoming(
 ) -> Result<Message> {
     let Elements(start, count, dtype) = elements;
     let dtype = dtype.check()?;
-    let from = match from {
-        ANY_SOURCE => None,
-        from => Some(rank("recv: from", from, joined.comm.world_size())?),
-    };
+    let from = source_of("recv: from", from, joined)?;
     Ok(Message {
         dtype,
         buffer: options.buffer("recv: buffer", start, count, dtype)?,
@@ -101,29 +99,81 @@ pub unsafe extern "C" fn unisono_recv(
             (from, tag),
         )?;
         if group::is_open() {
-            refuse_source("recv", source)?;
+            refuse_answers("recv", source, &options)?;
             return message.add_to_group(comm, joined, &options);
         }
-        let came_from = message.run(joined, &options, !source.is_null())?;
-        tell(came_from, source)
+        let received = message.run(joined, &options, !source.is_null())?;
+        tell(received, source, &options)
     })
 }
 
-/// In a group of calls the sender of a message is not known yet when the call returns.
-fn refuse_source(call: &str, source: *mut i32) -> Result<()> {
-    if source.is_null() {
+/// In a group of calls the message is not there yet when the call returns.
+fn refuse_answers(call: &str, source: *mut i32, options: &Checked) -> Result<()> {
+    if source.is_null() && options.received.is_null() {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "{call}: in a group the message has not come yet when this returns: give NULL for source, or use unisono_irecv"
+        "{call}: in a group the message has not come yet when this returns: give NULL for source and in the options for \
+         received, or use unisono_irecv"
     )))
 }
 
-fn tell(came_from: Option<Rank>, source: *mut i32) -> Result<()> {
-    if let (Some(rank), false) = (came_from, source.is_null()) {
-        output("source", source)?.write(rank as i32);
+fn tell(received: Option<Received>, source: *mut i32, options: &Checked) -> Result<()> {
+    let Some(received) = received else {
+        return Ok(());
+    };
+    if !source.is_null() {
+        output("source", source)?.write(received.source as i32);
+    }
+    if !options.received.is_null() {
+        output("received", options.received)?.write(count(received));
     }
     Ok(())
+}
+
+/// Elements of a message.
+pub(crate) fn count(received: Received) -> usize {
+    received.bytes / received.dtype.size()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_probe(
+    comm: *mut Communicator,
+    from: i32,
+    tag: u64,
+    seconds: f64,
+    source: *mut i32,
+    elements: *mut usize,
+    dtype: *mut DType,
+) -> Status {
+    on(comm, |joined| {
+        let from = source_of("probe: from", from, joined)?;
+        let patience = types::seconds("the time to probe", seconds)?;
+        let found = joined.comm.probe(from, self::tag(tag)?, patience)?;
+        let found = found.ok_or_else(|| none_came(seconds))?;
+        if !source.is_null() {
+            output("source", source)?.write(found.source as i32);
+        }
+        if !elements.is_null() {
+            output("count", elements)?.write(count(found));
+        }
+        if !dtype.is_null() {
+            output("dtype", dtype)?.write(DType(found.dtype as u32));
+        }
+        Ok(())
+    })
+}
+
+fn none_came(seconds: f64) -> Error {
+    let message = format!("probe: no message with this tag has come within {seconds} s");
+    Error::new(Code::Timeout, message)
+}
+
+fn source_of(name: &'static str, from: i32, joined: &Joined) -> Result<Option<Rank>> {
+    match from {
+        ANY_SOURCE => Ok(None),
+        from => rank(name, from, joined.comm.world_size()).map(Some),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -148,12 +198,12 @@ pub unsafe extern "C" fn unisono_sendrecv(
         let received = Elements(receive_buffer, receive_count, dtype);
         let received = incoming(joined, &options, received, (from, tag))?;
         if group::is_open() {
-            refuse_source("sendrecv", source)?;
+            refuse_answers("sendrecv", source, &options)?;
             sent.add_to_group(comm, joined, &options)?;
             return received.add_to_group(comm, joined, &options);
         }
-        let came_from = sent.exchange(received, joined, &options, !source.is_null())?;
-        tell(came_from, source)
+        let received = sent.exchange(received, joined, &options, !source.is_null())?;
+        tell(received, source, &options)
     })
 }
 

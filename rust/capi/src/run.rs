@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use unisono::error::{Error, Result};
 use unisono::types::{DataType, DeviceStream, Rank};
-use unisono::{PointToPoint, Request};
+use unisono::{PointToPoint, Received, Request};
 
 use crate::communicator::{COMMUNICATORS, Communicator, Joined};
 use crate::error::{Status, output};
@@ -94,6 +94,7 @@ impl Message {
         let how = PointToPoint {
             timeout,
             stream,
+            takes_shorter: true,
             ..PointToPoint::default()
         };
         let memory = self.buffer.memory();
@@ -129,15 +130,15 @@ impl Message {
         Ok(())
     }
 
-    /// Carries it out, or puts it into its stream. Returns the rank that a received one came from; waits for that on a
-    /// stream only if it is `asked` for and not known otherwise.
+    /// Carries it out, or puts it into its stream. Returns which message came, of a receive; waits for its source on a
+    /// stream only if that is `asked` for and not known otherwise.
     #[inline]
     pub(crate) fn run(
         self,
         joined: &Joined,
         options: &Checked,
         asked: bool,
-    ) -> Result<Option<Rank>> {
+    ) -> Result<Option<Received>> {
         if options.have_stream() {
             return self.enqueue(joined, options, asked);
         }
@@ -170,7 +171,7 @@ impl Message {
         joined: &Joined,
         options: &Checked,
         asked: bool,
-    ) -> Result<Option<Rank>> {
+    ) -> Result<Option<Received>> {
         let (Peer::To(to), Peer::From(from)) = (self.peer, received.peer) else {
             return Err(Error::internal("an exchange of two messages of one kind"));
         };
@@ -181,25 +182,32 @@ impl Message {
         let outgoing = (self.buffer.memory(), to, self.tag);
         let incoming = (received.buffer.memory(), from, received.tag);
         // SAFETY: as in `collective`.
-        let came_from = unsafe {
+        unsafe {
             joined
                 .comm
-                .send_receive_now(self.dtype, outgoing, incoming, options.timeout)?
-        };
-        Ok(Some(came_from))
+                .send_receive_now(self.dtype, outgoing, incoming, options.timeout)
+                .map(Some)
+        }
     }
 
-    fn enqueue(self, joined: &Joined, options: &Checked, asked: bool) -> Result<Option<Rank>> {
-        let peer = self.peer;
+    fn enqueue(self, joined: &Joined, options: &Checked, asked: bool) -> Result<Option<Received>> {
+        let Self { dtype, peer, .. } = self;
+        // A stream takes a message of exactly this length.
+        let bytes = self.buffer.memory().len();
         let started = self.start(joined, options)?;
-        match peer {
+        Ok(match peer {
             Peer::From(None) if asked => {
                 started.wait(None)?;
-                Ok(started.source())
+                started.received()
             }
-            Peer::From(from) => Ok(from),
-            Peer::To(_) => Ok(None),
-        }
+            // Without a question for it, any number stands for the source.
+            Peer::From(from) => Some(Received {
+                source: from.unwrap_or_default(),
+                bytes,
+                dtype,
+            }),
+            Peer::To(_) => None,
+        })
     }
 }
 

@@ -32,6 +32,7 @@ pub struct Options {
     pub stream: *mut c_void,
     pub timeout: f64,
     pub factor: f64,
+    pub received: *mut usize,
 }
 
 impl DType {
@@ -49,19 +50,22 @@ unsafe impl Growing for Options {
     const FIRST_SIZE: usize = 32;
 }
 
-// SAFETY: numbers and an address that is not dereferenced: each value of them is valid.
+// SAFETY: numbers and addresses that are not dereferenced here: each value of them is valid.
 unsafe impl Given for Options {
     const INITIAL: Self = Self {
         size: mem::size_of::<Self>(),
         stream: ptr::null_mut(),
         timeout: 0.0,
         factor: 1.0,
+        received: ptr::null_mut(),
     };
 }
 
 /// The options of a call, checked, and what its buffers add to them.
 pub(crate) struct Checked {
     pub(crate) timeout: Option<Duration>,
+    /// Where the number of received elements goes, or NULL.
+    pub(crate) received: *mut usize,
     factor: f64,
     stream: Option<usize>,
     /// The device that the buffers lie on, once one has been seen.
@@ -78,6 +82,7 @@ impl Checked {
         if options.is_null() {
             return Ok(Self {
                 timeout: None,
+                received: ptr::null_mut(),
                 factor: Options::INITIAL.factor,
                 stream: None,
                 device: Cell::new(None),
@@ -104,6 +109,7 @@ impl Checked {
         };
         Ok(Self {
             timeout,
+            received: options.received,
             factor: options.factor,
             stream,
             device: Cell::new(None),

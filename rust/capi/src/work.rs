@@ -3,12 +3,13 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use unisono::Work as Started;
 use unisono::error::{Code, Error, Result};
+use unisono::{Received, Work as Started};
 
 use crate::error::{Status, output};
 use crate::fence::{fence, fence_with};
 use crate::handles::{Held, Table};
+use crate::messages;
 use crate::types::{list, seconds};
 
 /// `unisono_work`.
@@ -195,21 +196,32 @@ fn over(seconds: f64, count: usize, one: Option<&&Started>) -> Error {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_work_source(work: *const Work, source: *mut i32) -> Status {
     fence(|| {
-        let parts = WORKS.find(work)?;
         let place = output("source", source)?;
-        let Parts::One(one) = &*parts else {
-            return Err(Error::invalid("the work of a group has no source"));
-        };
-        match one.source() {
-            Some(rank) if one.is_done() => place.write(rank as i32),
-            _ => {
-                return Err(Error::invalid(format!(
-                    "{} has no source: only a receive that has ended well has one",
-                    one.name()
-                )));
-            }
-        };
+        place.write(received(work)?.source as i32);
         Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_work_received(work: *const Work, count: *mut usize) -> Status {
+    fence(|| {
+        let place = output("count", count)?;
+        place.write(messages::count(received(work)?));
+        Ok(())
+    })
+}
+
+/// The message that a receive has got.
+fn received(work: *const Work) -> Result<Received> {
+    let parts = WORKS.find(work)?;
+    let Parts::One(one) = &*parts else {
+        return Err(Error::invalid("the work of a group has no message"));
+    };
+    one.received().filter(|_| one.is_done()).ok_or_else(|| {
+        Error::invalid(format!(
+            "{} has no message: only a receive that has ended well has one",
+            one.name()
+        ))
     })
 }
 

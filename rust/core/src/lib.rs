@@ -103,7 +103,7 @@ mod users;
 
 pub use communicator::{Candidate, Communicator, Work};
 pub use engine::pricing::costs_here;
-pub use engine::{Completion, PointToPoint, Request, Sizes, wait_for_threads};
+pub use engine::{Completion, PointToPoint, Received, Request, Sizes, wait_for_threads};
 pub use fork::PerProcess;
 #[doc(inline)]
 pub use unisono_plan as plan;

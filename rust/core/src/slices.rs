@@ -3,7 +3,7 @@
 
 use crate::buffer::{Element, Memory};
 use crate::communicator::Communicator;
-use crate::engine::{Request, Sizes};
+use crate::engine::{Received, Request, Sizes};
 use crate::error::Result;
 use crate::types::{Rank, ReduceOp};
 
@@ -138,7 +138,7 @@ impl Communicator {
         unsafe { self.send_now(T::DTYPE, Memory::of(data), (to, tag), None) }
     }
 
-    /// Receives exactly `data.len()` elements from rank `from`, or from any; returns the rank they came from.
+    /// Receives at most `data.len()` elements from rank `from`, or from any.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`].
@@ -147,13 +147,13 @@ impl Communicator {
         data: &mut [T],
         from: Option<Rank>,
         tag: u64,
-    ) -> Result<Rank> {
+    ) -> Result<Received> {
         // SAFETY: `data` is borrowed until `receive_now` returns, which is after the end of the operation.
         unsafe { self.receive_now(T::DTYPE, Memory::of_mut(data), (from, tag), None) }
     }
 
-    /// Sends `outgoing` to rank `to` and receives exactly `incoming.len()` elements from rank `from`, or from any, at the
-    /// same time; returns the rank they came from.
+    /// Sends `outgoing` to rank `to` and receives at most `incoming.len()` elements from rank `from`, or from any, at the
+    /// same time.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`].
@@ -162,7 +162,7 @@ impl Communicator {
         (outgoing, to): (&[T], Rank),
         (incoming, from): (&mut [T], Option<Rank>),
         tag: u64,
-    ) -> Result<Rank> {
+    ) -> Result<Received> {
         // SAFETY: both slices are borrowed until `send_receive_now` returns, which is after the end of both operations.
         unsafe {
             let outgoing = (Memory::of(outgoing), to, tag);

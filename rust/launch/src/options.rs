@@ -17,18 +17,17 @@ const LONGEST: Duration = Duration::from_secs(1 << 32);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
-    /// How many ranks to start, on this host or on each of --hosts
+    /// How many ranks, here or on each of --hosts
     #[arg(short = 'n', long = "ranks", alias = "nproc-per-node", value_name = "RANKS",
           required_unless_present_any = ["hosts", "part"],
           value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
     pub(crate) ranks: Option<u16>,
 
-    /// Start ranks on these hosts, over ssh, and not here: `a,b` with -n ranks each, `a:4,b:2` with as many as it says.
-    /// Rank 0 is on the first
-    #[arg(long, value_name = "HOST[:RANKS],...", value_delimiter = ',', value_parser = Host::read)]
+    /// Start ranks on these hosts, over ssh: `a,b` or `a:4,b:2`
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',', value_parser = Host::read)]
     pub(crate) hosts: Vec<Host>,
 
-    /// How to reach a host: a command that takes its name and a command line to run there
+    /// A command like ssh
     #[arg(
         long,
         value_name = "COMMAND",
@@ -37,20 +36,19 @@ pub(crate) struct Options {
     )]
     pub(crate) ssh: String,
 
-    /// Where the other hosts reach the first one (MASTER_ADDR), if not by its name
+    /// Where the others reach the first host
     #[arg(long, value_name = "ADDRESS", requires = "hosts")]
     pub(crate) master_addr: Option<String>,
 
-    /// A variable that the ranks on --hosts get besides those that are passed on anyway; may be given several times
+    /// A further variable for the ranks on --hosts
     #[arg(long = "env", value_name = "NAME[=VALUE]", requires = "hosts")]
     pub(crate) variables: Vec<OsString>,
 
-    /// Go on while at least RANKS run: one that fails is started again, and the others are not ended. For programs that
-    /// take it in, see docs/faults.md. With --hosts a host counts with all its ranks while one of them runs
+    /// Go on with RANKS, and start lost ones again
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
     pub(crate) min: Option<u16>,
 
-    /// How often one rank is started again. One that has run for a minute begins anew
+    /// How often a rank is started again
     #[arg(long, value_name = "TIMES", default_value = "3", requires = "min")]
     pub(crate) restarts: u16,
 
@@ -58,29 +56,28 @@ pub(crate) struct Options {
     #[arg(long, hide = true, conflicts_with_all = ["ranks", "hosts"])]
     pub(crate) part: bool,
 
-    /// PROGRAM is the name of a Python module, as in `python -m PROGRAM`
+    /// PROGRAM is a module, as in `python -m PROGRAM`
     #[arg(short, long)]
     pub(crate) module: bool,
 
-    /// Where the output of the ranks goes: `prefix` puts the rank before every line, `plain` hands it through
-    /// as it comes, anything else is a folder that gets rank-0.out, rank-0.err and so on
-    #[arg(short, long, value_name = "prefix|plain|DIR", default_value = "prefix",
+    /// `prefix` or `plain` output, or a folder for files
+    #[arg(short, long, value_name = "WHERE", default_value = "prefix",
           value_parser = OsStringValueParser::new().map(Output::from))]
     pub(crate) output: Output,
 
-    /// How long ranks have between SIGTERM and SIGKILL when they are ended because another rank failed
+    /// From SIGTERM to SIGKILL when a rank fails
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub(crate) grace: Duration,
 
-    /// The port at which the ranks meet (MASTER_PORT), instead of a free one
+    /// The port of rank 0, instead of a free one
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<NonZeroU16>,
 
-    /// PyTorch programs that ask for gloo get unisono, see docs/gloo.md (sets UNISONO_AS_GLOO=1)
+    /// Programs that ask for gloo get unisono
     #[arg(long)]
     pub(crate) as_gloo: bool,
 
-    /// The program and its arguments; a file that ends in .py is run by Python
+    /// The program and its arguments; a .py file is run by Python
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     pub(crate) program: Vec<OsString>,
 }
@@ -172,25 +169,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 const MORE: &str = "\
-Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun, and \
-UNISONO_LAUNCH_SECRET, a new secret by which the ranks keep other processes out. Where \
-they are not set, OMP_NUM_THREADS is its share of this machine's cores, so that ranks do not crowd each other out, and \
-PYTHONUNBUFFERED is 1, so that Python's output comes as it is printed.
-
-Rank 0 reads the standard input; the others find it empty, and on --hosts all do. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are \
-passed on to the ranks, and when one of the first four comes a third time everything is killed.
-
-On --hosts, unisono and the program must be where they are here, and the ranks run in a folder of the same name as \
-this one. Their variables are those of the host, and from here PATH, LD_LIBRARY_PATH, VIRTUAL_ENV, and what begins \
-with UNISONO_, PYTHON, OMP_, TORCH, NCCL_ or GLOO_. The secret goes through ssh and not over a command line.
-
-When a rank fails, the others are ended. The exit status is that of the rank that failed first, or 128 and the number \
-of the signal that ended it. What the ranks started ends with them. With --min the others go on while there are \
-enough, and the rank is started again unless one has ended well; if enough end well the status is 0.
-
-A .py file and the module of -m are run by the Python that unisono is installed in, and a line says so where another is \
-first on PATH. A unisono that came without Python takes the python3 that is first on PATH.
-
 Examples:
   unisono launch -n 4 ./heat --steps 500
   unisono launch -n 2 train.py --epochs 3
@@ -208,7 +186,8 @@ pub fn command() -> Command {
             .override_usage(
                 "unisono launch [--hosts HOSTS] -n RANKS [OPTIONS] PROGRAM [ARGUMENTS]...",
             )
-            .after_help(MORE),
+            .after_help(MORE)
+            .term_width(80),
     )
 }
 

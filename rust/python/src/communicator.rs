@@ -355,7 +355,8 @@ impl Communicator {
         Some(exception(py, &error).into_value(py).into_any())
     }
 
-    /// Return for whom the operations of this rank have waited, and how long; any rank, at any time.
+    /// Return what this rank has called, for which ranks it has waited and how long, and its links; any rank,
+    /// at any time.
     ///
     /// An operation waits if it does not end within some tens of microseconds. A rank that is late
     /// has waited little itself, so compare the ranks: `unisono status` does.
@@ -363,7 +364,11 @@ impl Communicator {
     /// Returns
     /// -------
     /// dict
-    ///     ``rank``; ``collectives`` and ``messages``, how many were called; and ``waited``, with
+    ///     ``rank``; ``collectives`` and ``messages``, how many were called; ``called``, by name the
+    ///     ``operations``, their ``bytes`` (of the longer buffer) and both ``by_size``; ``links``, each
+    ///     with ``rank``, ``for`` (collectives or messages), ``by`` (its way) and ``mended`` (times that
+    ///     a connection of it was made again); ``network``, with the addresses at which it is
+    ///     ``listening`` and the transports that were ``set_back``; and ``waited``, with
     ///     ``seconds`` and ``operations`` in all, ``by_operation`` by name, and ``by_rank``, the
     ///     most costly first: ``rank``, ``global`` (its number in the job), ``process``,
     ///     ``seconds``, ``operations``, ``last`` (operations in which it was waited for longest),

@@ -19,6 +19,8 @@ mod heap;
 mod how;
 mod launch;
 pub mod log;
+mod message;
+mod objects;
 mod one_sided;
 mod operator;
 mod point_to_point;
@@ -48,6 +50,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     heap::add_to(module)?;
     launch::add_to(module)?;
     one_sided::add_to(module)?;
+    module.add_class::<message::Message>()?;
     module.add_class::<operator::ReduceOp>()?;
     module.add_class::<work::Work>()
 }

@@ -10,8 +10,8 @@ use crate::errors::invalid;
 
 /// How the contributions of the ranks are combined, element by element.
 ///
-/// Wherever an operator is asked for, its name as a string does as well: ``"sum"`` for
-/// ``ReduceOp.SUM``. Only ``premul_sum`` needs the object, because it carries a factor.
+/// Wherever an operator is asked for, its name as a string does as well, in any case: ``"sum"`` or
+/// ``"SUM"`` for ``ReduceOp.SUM``. Only ``premul_sum`` needs the object, because it carries a factor.
 ///
 /// Attributes
 /// ----------
@@ -165,7 +165,7 @@ impl<'py> FromPyObject<'py> for Operator {
                 .into_iter()
                 .filter(|op| !matches!(op, Op::PremulSum(_)))
         };
-        if let Some(op) = by_name().find(|op| op.name() == name) {
+        if let Some(op) = by_name().find(|op| op.name().eq_ignore_ascii_case(&name)) {
             return Ok(Self(op));
         }
         let names: Vec<_> = by_name().map(Op::name).collect();

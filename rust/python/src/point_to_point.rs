@@ -1,12 +1,18 @@
 //! Sends and receives.
 
+use std::time::Instant;
+
 use pyo3::prelude::*;
+use unisono::Received;
+use unisono::interrupts::SLICE;
+use unisono::types::DataType;
 
 use crate::arrays::Array;
 use crate::communicator::{ANY_SOURCE, Communicator};
 use crate::errors::{exception, invalid};
 use crate::how::{How, Stream};
-use crate::running::{Action, Call, Message, Seconds, run, run_both, start, wait};
+use crate::message::Message;
+use crate::running::{self, Action, Call, Patience, Seconds, run, run_both, start, wait};
 use crate::work::Work;
 
 #[pymethods]
@@ -91,7 +97,8 @@ impl Communicator {
     /// Parameters
     /// ----------
     /// array : array
-    ///     Where the message goes, of exactly its type and number of elements.
+    ///     Where the message goes, of its type and at least its number of elements; what is beyond stays as it is.
+    ///     On a CUDA device, of exactly its number.
     /// source : int, optional
     ///     The rank to receive from; by default ``ANY_SOURCE``, whichever sends first.
     /// tag : int, optional
@@ -104,13 +111,13 @@ impl Communicator {
     ///
     /// Returns
     /// -------
-    /// int
-    ///     The rank that the message came from.
+    /// Message
+    ///     The rank that it came from, and how long it was.
     ///
     /// Raises
     /// ------
     /// MismatchError
-    ///     The message has another type or length.
+    ///     The message has another type, or is longer.
     /// Error
     ///     As every operation.
     #[pyo3(signature = (array, source=ANY_SOURCE, tag=0, *, timeout=None, stream=None), text_signature = "($self, array, source=-1, tag=0, *, timeout=None, stream=None)")]
@@ -122,11 +129,67 @@ impl Communicator {
         tag: i64,
         timeout: Option<Seconds>,
         stream: Option<Stream>,
-    ) -> PyResult<usize> {
+    ) -> PyResult<Message> {
         let how = How::new("recv", false, timeout, stream);
         let call = self.receiving(py, &how, array, (source, tag))?;
+        let expected = Expected::of(&call);
         let work = run(py, self.core(), call)?;
-        self.source(py, source, &work)
+        self.message_of(py, expected, &work)
+    }
+
+    /// Wait for a message and leave it to the next `recv` that asks for it.
+    ///
+    /// It may come before or after this call. Of two messages of one sender and tag the one that was sent
+    /// first is found. For messages of arrays on CUDA devices there is no probe.
+    ///
+    /// Parameters
+    /// ----------
+    /// source : int, optional
+    ///     The rank that sends; by default ``ANY_SOURCE``, whichever sends first.
+    /// tag : int, optional
+    ///     The tag of the message.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds to wait; 0: not at all. Without it, until a message has come.
+    ///
+    /// Returns
+    /// -------
+    /// Message or None
+    ///     The rank that sent it, its number of elements and their type; None if there is none by then.
+    ///
+    /// Raises
+    /// ------
+    /// Error
+    ///     As every operation; no timeout.
+    ///
+    /// Examples
+    /// --------
+    /// >>> message = comm.probe(tag=3)
+    /// >>> array = np.empty(message.count, message.dtype)
+    /// >>> comm.recv(array, message.source, tag=3)
+    #[pyo3(signature = (source=ANY_SOURCE, tag=0, *, timeout=None), text_signature = "($self, source=-1, tag=0, *, timeout=None)")]
+    fn probe(
+        &self,
+        py: Python<'_>,
+        source: i64,
+        tag: i64,
+        timeout: Option<Patience>,
+    ) -> PyResult<Option<Message>> {
+        let from = self.source(py, "probe", source)?;
+        let tag = number_of_tag(py, "probe", tag)?;
+        let until = timeout.and_then(|Patience(limit)| Instant::now().checked_add(limit));
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let patience = left.map_or(SLICE, |left| left.min(SLICE));
+            let found = py.detach(|| {
+                self.core()
+                    .guard(|comm| comm.probe(from, tag, Some(patience)))
+            });
+            let found = found.map_err(|error| exception(py, &error))?;
+            if found.is_some() || left.is_some_and(|left| left <= patience) {
+                return Ok(found.map(Message::from));
+            }
+            py.check_signals()?;
+        }
     }
 
     /// Start to receive into an array and return at once; see `recv`.
@@ -134,7 +197,7 @@ impl Communicator {
     /// Parameters
     /// ----------
     /// array : array
-    ///     Where the message goes, of exactly its type and number of elements.
+    ///     Where the message goes, as in `recv`.
     /// source : int, optional
     ///     The rank to receive from; by default ``ANY_SOURCE``, whichever sends first.
     /// tag : int, optional
@@ -148,7 +211,7 @@ impl Communicator {
     /// Returns
     /// -------
     /// Work
-    ///     Done when the message is there; its `source` then says where it came from.
+    ///     Done when the message is there; its `result` is then a `Message`.
     #[pyo3(signature = (array, source=ANY_SOURCE, tag=0, *, timeout=None, stream=None), text_signature = "($self, array, source=-1, tag=0, *, timeout=None, stream=None)")]
     fn irecv(
         &self,
@@ -172,7 +235,7 @@ impl Communicator {
     /// dest : int
     ///     The rank to send to.
     /// out : array
-    ///     Where the message that comes goes, of exactly its type and number of elements. Not a part of `array`.
+    ///     Where the message that comes goes, as in `recv`. Not a part of `array`.
     /// source : int, optional
     ///     The rank to receive from; by default ``ANY_SOURCE``, whichever sends first.
     /// tag : int, optional
@@ -185,13 +248,13 @@ impl Communicator {
     ///
     /// Returns
     /// -------
-    /// int
-    ///     The rank that the message came from.
+    /// Message
+    ///     The rank that the message came from, and how long it was.
     ///
     /// Raises
     /// ------
     /// MismatchError
-    ///     A message and its receive differ in type or length.
+    ///     A message and its receive differ in type, or the message is longer.
     /// Error
     ///     As every operation.
     #[pyo3(signature = (array, dest, out, source=ANY_SOURCE, tag=0, *, timeout=None, stream=None), text_signature = "($self, array, dest, out, source=-1, tag=0, *, timeout=None, stream=None)")]
@@ -206,10 +269,11 @@ impl Communicator {
         tag: i64,
         timeout: Option<Seconds>,
         stream: Option<Stream>,
-    ) -> PyResult<usize> {
+    ) -> PyResult<Message> {
         let how = How::new("sendrecv", false, timeout, stream);
         let sending = self.sending(py, &how, array, (dest, tag))?;
         let receiving = self.receiving(py, &how, out, (source, tag))?;
+        let expected = Expected::of(&receiving);
         // Neither begins where the other one cannot.
         for peer in [&sending, &receiving].into_iter().filter_map(Call::peer) {
             let living = self.core().check_living(peer);
@@ -233,24 +297,65 @@ impl Communicator {
                 run(py, self.core(), receiving)?
             }
         };
-        self.source(py, source, &work)
+        self.message_of(py, expected, &work)
     }
 }
 
+/// A receive before its message has come.
+struct Expected {
+    from: Option<usize>,
+    dtype: DataType,
+    bytes: usize,
+}
+
+impl Expected {
+    fn of(call: &Call) -> Self {
+        match &call.action {
+            Action::Message(message) => Self {
+                from: message.peer,
+                dtype: message.dtype,
+                bytes: message.memory.len(),
+            },
+            Action::Collective(_) => unreachable!("a receive is a message"),
+        }
+    }
+}
+
+/// A tag that Python gives.
+fn number_of_tag(py: Python<'_>, operation: &str, tag: i64) -> PyResult<u64> {
+    u64::try_from(tag).map_err(|_| invalid(py, format!("{operation}: tag {tag} is below 0")))
+}
+
 impl Communicator {
-    /// The rank that a message came from which was received from `source`.
-    fn source(&self, py: Python<'_>, source: i64, work: &unisono::Work) -> PyResult<usize> {
-        if source == ANY_SOURCE && !work.is_done() {
+    /// The message that a receive has got, or on a device will get.
+    fn message_of(
+        &self,
+        py: Python<'_>,
+        expected: Expected,
+        work: &unisono::Work,
+    ) -> PyResult<Message> {
+        if expected.from.is_none() && !work.is_done() {
             // On a device; the sender is not known before the message has come.
             wait(py, work, None)?;
         }
         if let Some(Err(error)) = work.result() {
             return Err(exception(py, &error));
         }
-        Ok(match usize::try_from(source) {
-            Ok(source) => source,
-            Err(_) => work.source().unwrap_or_else(|| self.core().rank()),
-        })
+        let Expected { from, dtype, bytes } = expected;
+        let received = work.received().unwrap_or(Received {
+            source: from.unwrap_or_else(|| self.core().rank()),
+            bytes,
+            dtype,
+        });
+        Ok(Message::from(received))
+    }
+
+    /// The rank to receive from; `None`: any.
+    fn source(&self, py: Python<'_>, operation: &str, source: i64) -> PyResult<Option<usize>> {
+        match source {
+            ANY_SOURCE => Ok(None),
+            source => self.check_rank(py, operation, "source", source).map(Some),
+        }
     }
 
     fn sending(
@@ -272,10 +377,7 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         (source, tag): (i64, i64),
     ) -> PyResult<Call> {
-        let peer = match source {
-            ANY_SOURCE => None,
-            source => Some(self.check_rank(py, how.operation, "source", source)?),
-        };
+        let peer = self.source(py, how.operation, source)?;
         let array = Array::output(how, "array", array)?;
         self.message(py, how, &array, (false, peer, tag))
     }
@@ -287,9 +389,8 @@ impl Communicator {
         array: &Array<'_>,
         (is_send, peer, tag): (bool, Option<usize>, i64),
     ) -> PyResult<Call> {
-        let tag = u64::try_from(tag)
-            .map_err(|_| invalid(py, format!("{}: tag {tag} is below 0", how.operation)))?;
-        let message = Message {
+        let tag = number_of_tag(py, how.operation, tag)?;
+        let message = running::Message {
             is_send,
             dtype: array.dtype(),
             // SAFETY: `keep` below goes the same way as the memory; `run` and `start` see to its end.

@@ -211,6 +211,7 @@ unsafe fn send_or_receive(
         blocking: completion.is_none(),
         completion,
         stream,
+        takes_shorter: true,
     };
     // SAFETY: the caller's promise is the one asked for.
     unsafe {
@@ -307,28 +308,42 @@ pub(crate) fn elsewhere<T: Send + 'static>(
     }
 }
 
-/// A time limit as an argument: seconds, or a `datetime.timedelta`.
+/// A time limit of an operation as an argument: seconds, or a `datetime.timedelta`.
 #[derive(Clone, Copy)]
 pub(crate) struct Seconds(pub(crate) Duration);
 
+/// The same of a wait, which may be zero.
+#[derive(Clone, Copy)]
+pub(crate) struct Patience(pub(crate) Duration);
+
 impl<'py> FromPyObject<'py> for Seconds {
     fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let py = object.py();
-        let wrong = |value: f64| {
-            invalid(
-                py,
-                format!("the timeout is {value} s, but must be more than 0 and finite"),
-            )
-        };
-        if let Ok(seconds) = object.extract::<f64>() {
-            return match Duration::try_from_secs_f64(seconds) {
-                Ok(limit) if !limit.is_zero() => Ok(Self(limit)),
-                _ => Err(wrong(seconds)),
-            };
+        let seconds = seconds(object)?;
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(limit) if !limit.is_zero() => Ok(Self(limit)),
+            _ => Err(invalid(
+                object.py(),
+                format!("the timeout is {seconds} s, but must be more than 0 and finite"),
+            )),
         }
-        let seconds: f64 = object.call_method0("total_seconds")?.extract()?;
-        Duration::try_from_secs_f64(seconds)
-            .map(Self)
-            .map_err(|_| wrong(seconds))
+    }
+}
+
+impl<'py> FromPyObject<'py> for Patience {
+    fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let seconds = seconds(object)?;
+        Duration::try_from_secs_f64(seconds).map(Self).map_err(|_| {
+            invalid(
+                object.py(),
+                format!("the timeout is {seconds} s, but must be 0 or more and finite"),
+            )
+        })
+    }
+}
+
+fn seconds(object: &Bound<'_, PyAny>) -> PyResult<f64> {
+    match object.extract::<f64>() {
+        Ok(seconds) => Ok(seconds),
+        Err(_) => object.call_method0("total_seconds")?.extract(),
     }
 }

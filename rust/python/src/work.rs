@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 
 use crate::communicator::Shared;
 use crate::errors::exception;
-use crate::running::{self, Seconds};
+use crate::message::Message;
+use crate::running::{self, Patience};
 
 /// An operation under way, as operations with ``async_op=True`` return it.
 ///
@@ -52,7 +53,7 @@ impl Work {
     /// Parameters
     /// ----------
     /// timeout : float or datetime.timedelta, optional
-    ///     How many seconds to wait. Without it, as long as the operation may take, which its own
+    ///     How many seconds to wait; 0: not at all. Without it, as long as the operation may take, which its own
     ///     timeout says.
     ///
     /// Raises
@@ -63,8 +64,8 @@ impl Work {
     /// Error
     ///     Whatever ended the operation.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
-        running::wait(py, &self.inner, timeout.map(|seconds| seconds.0))?;
+    fn wait(&self, py: Python<'_>, timeout: Option<Patience>) -> PyResult<()> {
+        running::wait(py, &self.inner, timeout.map(|patience| patience.0))?;
         self.check(py)
     }
 
@@ -78,18 +79,18 @@ impl Work {
     /// Returns
     /// -------
     /// array
-    ///     The array with the result; None for operations and ranks without one; the sender's rank
-    ///     for a receive.
+    ///     The array with the result; None for operations and ranks without one; a `Message` for a
+    ///     receive.
     ///
     /// Raises
     /// ------
     /// Error
     ///     As `wait`.
     #[pyo3(signature = (timeout=None))]
-    fn result(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Py<PyAny>> {
+    fn result(&self, py: Python<'_>, timeout: Option<Patience>) -> PyResult<Py<PyAny>> {
         self.wait(py, timeout)?;
-        match self.inner.source() {
-            Some(rank) => Ok(rank.into_pyobject(py)?.into_any().unbind()),
+        match self.inner.received() {
+            Some(received) => Ok(Py::new(py, Message::from(received))?.into_any()),
             None => Ok(self.value.clone_ref(py)),
         }
     }

@@ -58,6 +58,7 @@ pub(crate) unsafe fn send(
             timeout: timeout(message.timeout_ms),
             blocking: false,
             stream: stream(message.place),
+            takes_shorter: false,
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
@@ -81,6 +82,7 @@ pub(crate) unsafe fn receive(
             timeout: timeout(message.timeout_ms),
             blocking: false,
             stream: stream(message.place),
+            takes_shorter: false,
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {

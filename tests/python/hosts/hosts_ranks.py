@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -193,12 +194,12 @@ def messages(comm: unisono.Communicator, count: int) -> None:
     sends = [comm.isend(contribution(comm.rank, count), other, tag=5) for other in others]
     for other in others:
         got = np.zeros(count)
-        assert comm.recv(got, other, tag=5) == other
+        assert comm.recv(got, other, tag=5).source == other
         np.testing.assert_array_equal(got, contribution(other, count))
     for send in sends:
         send.wait()
     if comm.rank == 0:
-        sources = {comm.recv(np.zeros(1), unisono.ANY_SOURCE, tag=6) for _ in others}
+        sources = {comm.recv(np.zeros(1), unisono.ANY_SOURCE, tag=6).source for _ in others}
         assert sources == set(others)
     else:
         comm.send(np.zeros(1), 0, tag=6)
@@ -240,3 +241,24 @@ def die(victim: int, number: int) -> Ending:
     if comm.rank == victim:
         signal_oneself(number, HEAD_START)
     return ending(lambda: reduce_for_ever(comm))
+
+
+def asks_on_all_hosts(hosts: str, ssh: str) -> tuple[list[str], str, str] | None:
+    """Rank 0 asks for the state of the ranks of all hosts, which wait for it."""
+    comm = unisono.init()
+    told = None
+    if comm.rank == 0:
+        command = [sys.executable, "-m", "unisono", "status", "--ssh", ssh, "--hosts"]
+
+        def ask(*more: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [*command, *more], capture_output=True, text=True, timeout=20, check=False
+            )
+
+        deadline = time.monotonic() + 20
+        while "3 ranks wait" not in (seen := ask(hosts)).stdout and time.monotonic() < deadline:
+            time.sleep(0.1)
+        lacking = ask(f"{hosts},unknown")
+        told = [seen.stdout, lacking.stderr], ask(hosts, "--ras").stdout, lacking.returncode
+    comm.all_reduce(np.ones(3))
+    return told

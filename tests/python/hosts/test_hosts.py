@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import sys
 
@@ -231,3 +233,23 @@ def test_torchrun_starts_a_job_on_two_hosts(rendezvous, tmp_path):
     for host, text in enumerate(printed):
         for rank in (2 * host, 2 * host + 1):
             assert f"rank {rank} of 4: 6" in text, text
+
+
+def test_status_asks_all_hosts(tmp_path):
+    ssh = tmp_path / "reach"
+    # As a host does at a login.
+    ssh.write_text('#!/bin/sh\necho "Welcome to $1"\nexec ip netns exec "$1" sh -c "$2"\n')
+    ssh.chmod(0o755)
+    with hosts() as net:
+        names = ",".join(net.names)
+        (text, error), ras, code = run(net, "asks_on_all_hosts", names, str(ssh))[0].value
+    (title,) = (line for line in text.splitlines() if line.startswith("group"))
+    assert title.endswith("of 4 ranks, 4 of them here"), text
+    assert re.search(r"(?m)^  rank 0 \(.*; 3 ranks wait for it in all_reduce #1, for ", text), text
+    assert len(re.findall(r"(?m)^  rank \d, pid ", text)) == 4
+    assert code == 1
+    assert error.startswith("unisono status: unknown does not answer"), error
+    (communicator,) = json.loads(ras)["communicators"]
+    assert (communicator["size"], communicator["missing_ranks_count"]) == (4, 0)
+    counts = [rank["collective_counts"] for rank in communicator["ranks"]]
+    assert counts == [{}, *[{"all_reduce": 1}] * 3]

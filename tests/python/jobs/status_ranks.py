@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
+import pty
 import re
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,13 +26,15 @@ from typing import Any
 import numpy as np
 
 import unisono
-from unisono import _status
+from unisono._status import ask as asking
+from unisono._status import words
 
 # Within this time the others have begun to wait, also on a busy machine.
 SOON = 20.0
 NOBODY = 65534
-# Of a rank that is late in each.
-CALLS = 60
+# Of a rank that is late in each, and by how many seconds.
+CALLS = 120
+LATE = 0.02
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,8 @@ def ask(pids: list[int], until: Callable[[str], bool]) -> Told:
     """Ask the processes with these pids, again and again until the answer is as it should be."""
     deadline = time.monotonic() + SOON
     while True:
-        found = [process for process in _status.processes() if process.pid in pids]
-        text = _status.text(found)
+        found = [process for process in asking.processes() if process.pid in pids]
+        text = words.text(found)
         if until(text):
             # Where one waits long for another to begin, that one was late.
             lines = text.splitlines()
@@ -57,12 +65,12 @@ def begin() -> tuple[unisono.Communicator, list[int]]:
     return comm, pids.reshape(-1).tolist()
 
 
-def _groups(process: _status.Process) -> set[str]:
+def _groups(process: asking.Process) -> set[str]:
     return {group["id"] for group in process.answer["groups"]}
 
 
 def is_late(door: str) -> tuple[dict[str, Any], Told | None]:
-    """The last rank computes for 50 ms before each call."""
+    """The last rank computes for 20 ms before each call."""
     data = np.ones(1000, np.float32)
     if door == "torch":
         import torch
@@ -74,23 +82,30 @@ def is_late(door: str) -> tuple[dict[str, Any], Told | None]:
         rank, world = dist.get_rank(), dist.get_world_size()
         tensor = torch.from_numpy(data)
         call = functools.partial(dist.all_reduce, tensor)
+    elif door == "c":
+        from unisono._chaos import c_library
+
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        url = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        in_c = c_library.Communicator.from_url(url, rank, world)
+        call, stats = functools.partial(in_c.all_reduce, data), in_c.stats
     else:
         comm = unisono.init()
         rank, world = comm.rank, comm.size
         call, stats = functools.partial(comm.all_reduce, data), comm.stats
     for _ in range(CALLS):
         if rank == world - 1:
-            time.sleep(0.05)
+            time.sleep(LATE)
         call()
     found = stats()
     told = None
     if rank == world - 1:
         # Others have counted their last call by then.
         time.sleep(0.5)
-        found_here = [one for one in _status.processes() if one.answer]
+        found_here = [one for one in asking.processes() if one.answer]
         own = next(one for one in found_here if one.pid == os.getpid())
         mine = [one for one in found_here if _groups(one) & _groups(own)]
-        told = Told(_status.text(mine).splitlines(), [])
+        told = Told(words.text(mine).splitlines(), [])
     call()
     return found, told
 
@@ -171,7 +186,7 @@ def is_asked_by_another_user() -> tuple[bytes, str]:
     name = next(
         line.split()[-1]
         for line in Path("/proc/net/unix").read_text().splitlines()
-        if f"{_status.PREFIX}{os.getpid()}-" in line
+        if f"{asking.PREFIX}{os.getpid()}-" in line
     )
     if (child := os.fork()) == 0:
         os.setgroups([])
@@ -182,7 +197,7 @@ def is_asked_by_another_user() -> tuple[bytes, str]:
             stranger.connect("\0" + name[1:])
             with contextlib.suppress(ConnectionError):
                 heard = stranger.recv(100)
-        said = _status._ask(name)
+        said = asking._ask(name)
         os.write(writer, heard + b"|" + (said.trouble.encode() if said else b"gone"))
         os._exit(0)
     os.waitpid(child, 0)
@@ -215,4 +230,74 @@ def asks_through_torch() -> Told | None:
     if dist.get_rank() == 1:
         told = ask(pids.tolist(), lambda text: "waits for it in all_reduce" in text)
     dist.all_reduce(torch.ones(5))
+    return told
+
+
+def is_shown_by_top(modules: str) -> tuple[str, str, int, list[int]] | None:
+    """Rank 0 looks by ``unisono top``, once and on a terminal, while the others wait for it.
+
+    `modules` is a folder whose modules come before all others.
+    """
+    comm, pids = begin()
+    told = None
+    if comm.rank == 0:
+        # For longer than ranks wait in a job that goes well.
+        ask(pids, lambda text: re.search(r"2 ranks wait .* for [1-9]", text) is not None)
+        own = next(one for one in asking.processes() if one.pid == os.getpid())
+        (group,) = _groups(own)
+        path = os.pathsep.join([modules, *(entry for entry in sys.path if entry)])
+        environment = {**os.environ, "PYTHONPATH": path, "TERM": "xterm"}
+        command = [sys.executable, "-m", "unisono", "top", "--interval", "0.3", "--group", group]
+        once = subprocess.run(
+            [*command, "--once"], capture_output=True, text=True, env=environment, check=True
+        )
+        screen, code = _on_a_terminal(command, environment, b"rank 0 (host")
+        told = once.stdout, screen, code, pids
+    comm.all_reduce(np.ones(3))
+    return told
+
+
+def _on_a_terminal(command: list[str], env: dict[str, str], seen: bytes) -> tuple[str, int]:
+    """Run a command on a terminal of its own, and press q when it has shown something."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 150, 0, 0))
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        screen, deadline = b"", time.monotonic() + SOON
+        while process.poll() is None and time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.1)[0]:
+                try:
+                    screen += os.read(ours, 1 << 16)
+                except OSError:
+                    # The other side has closed it.
+                    break
+            if seen in screen:
+                os.write(ours, b"q")
+                seen = b"\0never"
+        try:
+            code = process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = -1
+    os.close(ours)
+    return screen.decode(), code
+
+
+def is_exported(folder: Path) -> tuple[str, str, str, list[int]] | None:
+    """Rank 0 exports the metrics in each way; rank 1 waits for it."""
+    comm, pids = begin()
+    told = None
+    if comm.rank == 0:
+        ask(pids, lambda text: "rank 1 waits for it" in text)
+        command = [sys.executable, "-m", "unisono", "metrics"]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        subprocess.run([*command, "--file", str(folder / "unisono.prom")], check=True)
+        with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as http:
+            try:
+                with urllib.request.urlopen(http.stdout.readline().strip(), timeout=SOON) as page:
+                    served = page.headers["Content-Type"] + "\n" + page.read().decode()
+            finally:
+                http.terminate()
+        told = printed, (folder / "unisono.prom").read_text(), served, pids
+    comm.barrier()
     return told

@@ -15,7 +15,7 @@ from launching import Done, run
 from ranks import free_port
 
 from unisono import _doctor
-from unisono._doctor import host, interfaces, job, log, machine, memory, pairs
+from unisono._doctor import host, interfaces, job, machine, memory, pairs
 from unisono._doctor.finding import ADVICE, BROKEN, OK, Finding
 
 COMMAND = [sys.executable, "-m", "unisono"]
@@ -319,20 +319,24 @@ def test_a_job_of_several_hosts_needs_a_secret(monkeypatch: pytest.MonkeyPatch) 
     assert lines[1] == "bytes that go over TCP between ranks are encrypted"
 
 
+def chosen(address: str, reason: str) -> list[Finding]:
+    return interfaces.examine([{"address": f"{address}:1", "reason": reason}])
+
+
 def test_a_faster_interface_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = interfaces.Interface("eth0", ["10.0.0.1"], True, 1_000)
     fast = interfaces.Interface("eth1", ["10.1.0.1"], True, 100_000)
     monkeypatch.setattr(interfaces, "interfaces", lambda: [slow, fast])
-    told = of("address", interfaces.examine([("10.0.0.1", "for a reason")]))
+    told = of("address", chosen("10.0.0.1", "for a reason"))
     assert (told.state, told.mend) == (ADVICE, "export UNISONO_INTERFACE=eth1")
     assert "10.0.0.1 (for a reason)" in told.line
-    assert of("address", interfaces.examine([("10.1.0.1", "")])).state == OK
+    assert of("address", chosen("10.1.0.1", "")).state == OK
     fast.is_up = False
-    assert of("address", interfaces.examine([("10.0.0.1", "")])).state == OK
-    inside = [("127.0.0.1", "all ranks are on this host")]
-    assert of("address", interfaces.examine(inside)).state == OK
+    assert of("address", chosen("10.0.0.1", "")).state == OK
+    inside = "127.0.0.1", "all ranks are on this host"
+    assert of("address", chosen(*inside)).state == OK
     slow.addresses = []
-    assert of("address", interfaces.examine(inside)).state == ADVICE
+    assert of("address", chosen(*inside)).state == ADVICE
 
 
 def test_the_pairs_of_many_ranks() -> None:
@@ -420,9 +424,3 @@ def test_devices_without_access_to_each_other_are_told() -> None:
         ADVICE,
         "driver; it serves no device: cuInit returns 100",
     )
-
-
-def test_a_log_is_passed_on_as_asked_for() -> None:
-    text = "T  WARN unisono: a\nT DEBUG unisono: b\nT ERROR unisono: c\n"
-    assert log.asked_for(text, "warn") == "T  WARN unisono: a\nT ERROR unisono: c\n"
-    assert (log.asked_for(text, "debug"), log.asked_for(text, "off")) == (text, "")

@@ -133,7 +133,7 @@ def test_wrong_arguments(launch):
     assert "--ranks" in "".join(run([*launch, "true"]).err)
     usage = run([*launch, "--help"])
     assert usage.code == 0
-    assert "OMP_NUM_THREADS" in "\n".join(usage.out)
+    assert "--master-addr" in "\n".join(usage.out)
 
 
 # How it ends.

@@ -194,13 +194,14 @@ class Matrix:
         for work in [*receives, *sends]:
             work.wait()
         assert [work.source for work in receives] == [left, left]
-        assert receives[1].result() == left
+        assert receives[1].result().source == left
         same(first, inputs[left])
         same(second, inputs[left][::-1])
-        assert comm.sendrecv(inputs[rank][::-1], right, first, left, tag=3) == left
+        message = comm.sendrecv(inputs[rank][::-1], right, first, left, tag=3)
+        assert (message.source, message.count) == (left, first.size)
         same(first, inputs[left][::-1])
         comm.barrier()
-        assert comm.sendrecv(first, right, second) == left
+        assert comm.sendrecv(first, right, second).source == left
         same(second, inputs[(rank - 2) % world][::-1])
 
 

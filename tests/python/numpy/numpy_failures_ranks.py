@@ -130,7 +130,7 @@ def message_mismatch() -> str:
         if comm.rank == 0:
             comm.send(np.ones(4, np.float32), 1, tag=3)
         else:
-            comm.recv(np.ones(5, np.float32), 0, tag=3)
+            comm.recv(np.ones(3, np.float32), 0, tag=3)
         comm.barrier()
     comm.close()
     return str(caught.value)

@@ -59,7 +59,7 @@ def test_a_mismatch_names_both_ranks_and_the_field(field, name):
 
 def test_a_message_of_the_wrong_length_is_a_mismatch():
     for result in run_ranks(2, "numpy_failures_ranks:message_mismatch"):
-        assert re.search(r"rank 1 \(host .*, pid \d+\) receives 20 bytes", result.value)
+        assert re.search(r"rank 1 \(host .*, pid \d+\) receives 12 bytes", result.value)
         assert re.search(r"rank 0 \(host .*, pid \d+\) sends 16 bytes", result.value)
 
 

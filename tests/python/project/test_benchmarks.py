@@ -135,6 +135,20 @@ def test_what_torch_takes_bounds_every_ratio() -> None:
     assert last[-2:] == ["15.0", "20.0"]
 
 
+def test_time_of_children_is_not_that_of_others(monkeypatch) -> None:
+    ticks, stolen = os.sysconf("SC_CLK_TCK"), [0]
+
+    def ours_and_stolen() -> list[int]:
+        return [int(sum(os.times()[:4]) * ticks), 0, 0, 0, 0, 0, 0, stolen[0]]
+
+    monkeypatch.setattr(report, "cores_times", ours_and_stolen)
+    others = report.Others()
+    subprocess.run([sys.executable, "-c", "sum(range(20_000_000))"], check=True)
+    assert others.cores() < 0.1
+    stolen[0] = 100 * ticks
+    assert others.cores() > 1
+
+
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     measured = cell(4, 1000, unisono=1e-6)
     assert report.bandwidths(measured, "unisono") == pytest.approx((1e9, 1.5e9))
@@ -450,7 +464,7 @@ def test_ranks_are_killed_in_turn(tmp_path: Path) -> None:
     options = ["--ranks", "2", "--rounds", "1", "--rows", "call", "--json", str(output)]
     printed = run_python(BENCHMARKS / "failure.py", *options, timeout=150)
     assert "unisono, blocking call" in printed
-    seconds = json.loads(output.read_text())
+    seconds = json.loads(output.read_text())["seconds"]
     assert set(seconds) == {"unisono, blocking call", "gloo, blocking call"}
     assert all(len(rounds) == 1 and rounds[0] > 0 for rounds in seconds.values())
 

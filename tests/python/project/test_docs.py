@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ["", "docs/", "benchmarks/", "examples/*/"]
+FOLDERS = ["", "docs/", "benchmarks/", "benchmarks/results/", "examples/*/"]
 DOCUMENTS = sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}*.md"))
 
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Communicator, Work};
 use crate::buffer::Memory;
 use crate::device;
-use crate::engine::{Inbound, Outbound, PointToPoint};
+use crate::engine::{Inbound, Outbound, PointToPoint, Received};
 use crate::error::Result;
 use crate::types::{DataType, Rank};
 
@@ -55,7 +55,7 @@ impl Communicator {
     }
 
     /// Starts to receive into `memory`, whole elements of `dtype`, from rank `from`, or from any (`None`). The
-    /// message must have exactly this type and length.
+    /// message must have exactly this type and length, or with `takes_shorter` at most this length.
     ///
     /// # Errors
     /// As [`Communicator::start`]. A message of another type or length is a `Mismatch`, fatal on both sides.
@@ -129,7 +129,8 @@ impl Communicator {
         self.group.send_now(outgoing, timeout)
     }
 
-    /// As [`Communicator::receive`], in the calling thread, until the message has come. Returns the rank it came from.
+    /// As [`Communicator::receive`], in the calling thread, until the message has come, which may be shorter than
+    /// `memory`: the rest stays as it is.
     ///
     /// # Errors
     /// As [`Communicator::receive`], and whatever ends the operation.
@@ -142,7 +143,7 @@ impl Communicator {
         memory: Memory,
         (from, tag): (Option<Rank>, u64),
         timeout: Option<Duration>,
-    ) -> Result<Rank> {
+    ) -> Result<Received> {
         device::refuse_memory(&memory, "buffer")?;
         let mut incoming = Inbound {
             dtype,
@@ -152,15 +153,36 @@ impl Communicator {
         };
         if let Some(mask) = &self.mask {
             incoming.from = mask.place_of_any(from)?;
-            let from = mask.after(|| self.group.receive_now(incoming, timeout))?;
-            return Ok(mask.number(from));
+            let received = mask.after(|| self.group.receive_now(incoming, timeout))?;
+            return Ok(mask.numbered(received));
         }
         self.group.receive_now(incoming, timeout)
     }
 
+    /// Looks for the first message from rank `from`, or from any, with this tag, for at most `timeout` (`None`: as long as
+    /// it takes), and leaves it to the next receive that asks for it. Returns `None` if there is none by then.
+    ///
+    /// Two threads that probe find the same message. One on its way to a receive is not found.
+    ///
+    /// # Errors
+    /// As [`Communicator::receive`]; no timeout.
+    pub fn probe(
+        &self,
+        from: Option<Rank>,
+        tag: u64,
+        timeout: Option<Duration>,
+    ) -> Result<Option<Received>> {
+        let Some(mask) = &self.mask else {
+            return self.group.probe_now((from, tag), timeout);
+        };
+        let from = mask.place_of_any(from)?;
+        let found = mask.after(|| self.group.probe_now((from, tag), timeout))?;
+        Ok(found.map(|found| mask.numbered(found)))
+    }
+
     /// Sends `outgoing` to a rank and receives `incoming` from one, the same or another, at the same time and in the
-    /// calling thread: MPI's `Sendrecv`. Each is the memory, the other rank and the tag; the two must not overlap. Returns
-    /// the rank that the message came from.
+    /// calling thread: MPI's `Sendrecv`. Each is the memory, the other rank and the tag; the two must not overlap. The
+    /// message that comes may be shorter than its memory.
     ///
     /// Ranks that all exchange with their neighbours cannot wait for each other in a ring, as those that all send
     /// first may.
@@ -176,7 +198,7 @@ impl Communicator {
         (outgoing, to, send_tag): (Memory, Rank, u64),
         (incoming, from, receive_tag): (Memory, Option<Rank>, u64),
         timeout: Option<Duration>,
-    ) -> Result<Rank> {
+    ) -> Result<Received> {
         device::refuse_memory(&outgoing, "buffer to send")?;
         device::refuse_memory(&incoming, "buffer to receive into")?;
         let mut outgoing = Outbound {
@@ -193,8 +215,8 @@ impl Communicator {
         };
         if let Some(mask) = &self.mask {
             (outgoing.to, incoming.from) = (mask.place(to)?, mask.place_of_any(from)?);
-            let from = mask.after(|| self.group.exchange_now(outgoing, incoming, timeout))?;
-            return Ok(mask.number(from));
+            let received = mask.after(|| self.group.exchange_now(outgoing, incoming, timeout))?;
+            return Ok(mask.numbered(received));
         }
         self.group.exchange_now(outgoing, incoming, timeout)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::device::{self, DeviceGroup};
-use crate::engine::{Group, Mask, WorkState};
+use crate::engine::{Group, Mask, Received, WorkState};
 use crate::error::Result;
 use crate::fork::Own;
 use crate::types::Rank;
@@ -137,14 +137,18 @@ impl Work {
         }
     }
 
+    /// The message that a receive has got, once it has completed.
+    pub fn received(&self) -> Option<Received> {
+        let received = self.state.received()?;
+        Some(match &self.mask {
+            None => received,
+            Some(mask) => mask.numbered(received),
+        })
+    }
+
     /// The rank a message came from, once a receive has completed.
     pub fn source(&self) -> Option<Rank> {
-        let source = self.state.source()?;
-        Some(
-            self.mask
-                .as_ref()
-                .map_or(source, |mask| mask.number(source)),
-        )
+        self.received().map(|received| received.source)
     }
 
     /// The operation's number in its group.

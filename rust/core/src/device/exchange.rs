@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::buffer::Memory;
-use crate::engine::{PointToPoint, WorkState};
+use crate::engine::{PointToPoint, Received, WorkState};
 use crate::error::{Error, Result};
 use crate::transport::cuda::depot::Slot;
 use crate::transport::cuda::driver::Stream;
@@ -153,7 +153,11 @@ impl DeviceGroup {
         // The peer counts on it.
         captured.inspect_err(|error| self.fail(error.clone()))?;
         if receives {
-            work.set_source(peer);
+            work.set_received(Received {
+                source: peer,
+                bytes: wanted.memory.len(),
+                dtype: wanted.dtype,
+            });
         }
         self.captured.store(true, Ordering::Relaxed);
         self.parent.end(&work, Ok(()));

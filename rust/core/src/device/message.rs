@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::Memory;
-use crate::engine::{Group, NOTE, PointToPoint, WorkState};
+use crate::engine::{Group, NOTE, PointToPoint, Received, WorkState};
 use crate::error::{Error, Result};
 use crate::transport::cuda::depot::Slot;
 use crate::transport::cuda::kernels::Guard;
@@ -86,8 +86,11 @@ impl Message {
         let Side::Receive { posted, .. } = &self.side else {
             return false;
         };
-        if let Some(source) = posted.source() {
-            self.work.set_source(source);
+        if let Some(received) = posted.received() {
+            self.work.set_received(Received {
+                bytes: self.long.as_ref().map_or(received.bytes, |long| long.bytes),
+                ..received
+            });
         }
         if is_received {
             return self.buffer.put();
@@ -226,9 +229,10 @@ impl Message {
         else {
             return Ok(false);
         };
-        let (Some(Ok(())), Some(from)) = (posted.result(), posted.source()) else {
+        let (Some(Ok(())), Some(received)) = (posted.result(), posted.received()) else {
             return Ok(false);
         };
+        let from = received.source;
         let note = Note::decode(&long.note);
         let Some(offset) = note.offset else {
             let place = (Some(from), note.tag());

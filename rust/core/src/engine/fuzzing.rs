@@ -167,7 +167,15 @@ impl Place {
                     _ => (long, more),
                 };
                 let from = (operation == 5).then_some(peer);
-                let _ = group.receive(DataType::UInt8, into, (from, TAG), blocking());
+                // The one that takes anything takes shorter messages, too, beside a probe.
+                let options = PointToPoint {
+                    takes_shorter: from.is_none(),
+                    ..blocking()
+                };
+                if from.is_none() {
+                    let _ = group.probe(from, TAG);
+                }
+                let _ = group.receive(DataType::UInt8, into, (from, TAG), options);
                 let _ = group.send(DataType::UInt8, out, (peer, TAG), blocking());
             }
         }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Completion, PointToPoint, Request, Sizes};
+use super::{Completion, PointToPoint, Received, Request, Sizes};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::types::{Collective, Rank};
@@ -63,6 +63,14 @@ impl Mask {
     /// The number of the rank at this place in the group.
     pub(crate) fn number(&self, place: usize) -> Rank {
         self.living.get(place).copied().unwrap_or(place)
+    }
+
+    /// A message of the group, with the number that its sender has here.
+    pub(crate) fn numbered(&self, received: Received) -> Received {
+        Received {
+            source: self.number(received.source),
+            ..received
+        }
     }
 
     /// An error of the group, with the number that its peer has here.

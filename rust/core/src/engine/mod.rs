@@ -45,6 +45,7 @@ pub(crate) mod membership;
 mod message;
 mod reports;
 mod state;
+mod traffic;
 mod waits;
 mod work;
 #[cfg(test)]
@@ -63,4 +64,4 @@ pub(crate) use mask::Mask;
 pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
 pub(crate) use work::WorkState;
-pub use work::{Completion, PointToPoint};
+pub use work::{Completion, PointToPoint, Received};

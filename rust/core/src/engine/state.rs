@@ -34,6 +34,7 @@ use crate::engine::mailbox::Mailbox;
 use crate::engine::members::Members;
 use crate::engine::message::matching::{Finished, Matching};
 use crate::engine::reports::Recorder;
+use crate::engine::traffic::Traffic;
 use crate::engine::waits::Waits;
 use crate::engine::work::WorkState;
 
@@ -223,6 +224,7 @@ pub(crate) struct Core {
     pub(crate) spare_executions: Vec<Box<PlanRun>>,
     pub(crate) recorder: Recorder,
     pub(crate) waits: Waits,
+    pub(crate) traffic: Traffic,
 }
 
 /// A collective under way.
@@ -299,6 +301,7 @@ impl Group {
             spare_executions: Vec::new(),
             recorder: Recorder::new(config.flight_records),
             waits: Waits::default(),
+            traffic: Traffic::default(),
         };
         let parker = Parker::new()?;
         let threads = own_threads(&config, &membership.topology, rank, &BESIDE);

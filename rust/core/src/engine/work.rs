@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::locks::Mutex;
-use crate::types::{Collective, DeviceStream, Rank};
+use crate::types::{Collective, DataType, DeviceStream, Rank};
 
 /// Called once with an operation's result, on a thread of its own that may take locks and run callbacks.
 pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
@@ -23,6 +22,19 @@ pub struct PointToPoint {
     pub blocking: bool,
     /// The stream of a buffer that is a device's memory; `None` for memory of the host.
     pub stream: Option<DeviceStream>,
+    /// A receive into memory of the host takes a shorter message, too.
+    pub takes_shorter: bool,
+}
+
+/// The description of a message that has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The rank that sent it.
+    pub source: Rank,
+    /// Its length in bytes.
+    pub bytes: usize,
+    /// The type of its elements.
+    pub dtype: DataType,
 }
 
 /// The state of one operation, shared by the engine and the threads that wait for it.
@@ -36,7 +48,7 @@ pub(crate) struct WorkState {
     pub(crate) deadline: Option<Instant>,
     result: OnceLock<(Result<()>, Duration)>,
     completion: Mutex<Option<Completion>>,
-    source: AtomicUsize,
+    received: OnceLock<Received>,
 }
 
 impl WorkState {
@@ -58,7 +70,7 @@ impl WorkState {
             deadline,
             result: OnceLock::new(),
             completion: Mutex::new(completion),
-            source: AtomicUsize::new(usize::MAX),
+            received: OnceLock::new(),
         }
     }
 
@@ -95,15 +107,13 @@ impl WorkState {
         self.result.get().map(|(_, duration)| *duration)
     }
 
-    pub(crate) fn set_source(&self, rank: Rank) {
-        self.source.store(rank, Ordering::Release);
+    /// Notes which message a receive has got, or a probe has found.
+    pub(crate) fn set_received(&self, received: Received) {
+        let _ = self.received.set(received);
     }
 
-    pub(crate) fn source(&self) -> Option<Rank> {
-        match self.source.load(Ordering::Acquire) {
-            usize::MAX => None,
-            rank => Some(rank),
-        }
+    pub(crate) fn received(&self) -> Option<Received> {
+        self.received.get().copied()
     }
 }
 

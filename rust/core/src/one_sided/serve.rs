@@ -7,7 +7,7 @@ use super::regions::{Regions, Use};
 use super::request::{Answer, INITIATOR, Kind, LENGTH, PIECE, REQUESTS, Request};
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
-use crate::engine::PointToPoint;
+use crate::engine::{PointToPoint, Received};
 use crate::error::{Code, Error, Result};
 use crate::locks::Mutex;
 use crate::types::DataType;
@@ -179,7 +179,8 @@ fn take(comm: &Communicator, request: &Request, region: &Use) -> Result<Answer> 
         let memory = region.memory(request.offset as usize + offset, bytes);
         let from = (Some(INITIATOR), request.data_tag());
         // SAFETY: `memory` says why; the call returns when the memory is no longer in use.
-        unsafe { comm.receive_now(DataType::UInt8, memory, from, FOR_EVER)? };
+        let received = unsafe { comm.receive_now(DataType::UInt8, memory, from, FOR_EVER)? };
+        check_whole(received, bytes)?;
     }
     Ok(Answer::Done)
 }
@@ -215,9 +216,20 @@ fn give(comm: &Communicator, request: &Request, region: &Use) -> Result<Answer> 
 fn receive(comm: &Communicator, bytes: &mut [u8], tag: u64) -> Result<()> {
     let from = (Some(INITIATOR), tag);
     // SAFETY: the bytes are borrowed until the call returns.
-    unsafe {
+    let received = unsafe {
         let memory = Memory::of_mut(bytes);
-        comm.receive_now(DataType::UInt8, memory, from, REFUSED_PATIENCE)?;
+        comm.receive_now(DataType::UInt8, memory, from, REFUSED_PATIENCE)?
+    };
+    check_whole(received, bytes.len())
+}
+
+/// A piece has the length that its request says.
+fn check_whole(received: Received, bytes: usize) -> Result<()> {
+    match received.bytes == bytes {
+        true => Ok(()),
+        false => Err(Error::new(
+            Code::Untrusted,
+            format!("a peer announced {bytes} bytes and sent {}", received.bytes),
+        )),
     }
-    Ok(())
 }

@@ -55,6 +55,12 @@ impl Buffers {
         &self.output
     }
 
+    /// The bytes of the longer one.
+    #[inline]
+    pub(crate) fn longest(&self) -> usize {
+        self.input.len().max(self.output.len())
+    }
+
     /// The caller's contribution, in place or not.
     pub(crate) fn contribution(&self) -> &Memory {
         match self.input.is_empty() {

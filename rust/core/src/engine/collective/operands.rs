@@ -5,6 +5,7 @@ use crate::engine::collective::buffers::{Buffers, NO_WINDOWS};
 use crate::engine::collective::elements::Elements;
 use crate::engine::collective::header::{Fingerprint, HEADER};
 use crate::engine::members::Members;
+use crate::engine::traffic::Place;
 use crate::plan::{Span, Step};
 use crate::reduce::{self, Streaming};
 use crate::types::{Collective, Rank};
@@ -51,6 +52,11 @@ impl EncodedHeader {
 }
 
 impl Operands {
+    /// Where the operation counts.
+    pub(crate) fn traffic(&self) -> Place {
+        Place::of(self.collective, self.buffers.longest())
+    }
+
     /// The fingerprint of every message of the operation, but for the message's own length.
     pub(crate) fn fingerprint(&self) -> &Fingerprint {
         &self.print.fingerprint

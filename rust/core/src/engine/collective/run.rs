@@ -22,6 +22,7 @@ use crate::types::{Collective, DataType, Rank, ReduceOp};
 use crate::engine::collective::shared::{SharedMemory, SharedRun, State};
 use crate::engine::links::LinkTable;
 pub(crate) use crate::engine::links::{Direction, Waiting};
+use crate::engine::traffic::Place;
 
 use crate::engine::collective::bounce::{BounceBuffer, RepeatedSends};
 use crate::engine::collective::header::{Fingerprint, HEADER};
@@ -124,6 +125,8 @@ pub(crate) struct PlanRun {
     /// output buffers.
     reuse_key: Option<ReuseKey>,
     lengths: (usize, usize),
+    /// Where it counts.
+    traffic: Place,
     /// The first unfinished step.
     base: usize,
     /// The steps from `base` on that have ended (bit k: step `base + k`), and those that have left their link.
@@ -181,6 +184,7 @@ impl PlanRun {
         factor: Option<f64>,
     ) -> Box<Self> {
         Box::new(Self {
+            traffic: operands.traffic(),
             compiled: nothing,
             operands,
             factor,
@@ -201,6 +205,7 @@ impl PlanRun {
         operands: Operands,
         factor: Option<f64>,
     ) {
+        self.traffic = operands.traffic();
         self.compiled = nothing;
         self.operands = operands;
         self.factor = factor;
@@ -227,6 +232,12 @@ impl PlanRun {
         self.operands.bounce = prepared.bounce;
         self.operands.buffers.scratch = prepared.scratch;
         self.restart();
+    }
+
+    /// Where it counts.
+    #[inline]
+    pub(crate) fn traffic(&self) -> Place {
+        self.traffic
     }
 
     /// Its operands.

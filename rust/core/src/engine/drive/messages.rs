@@ -17,7 +17,8 @@ use crate::engine::drive::blocking::Turn;
 use crate::engine::group::submit::check_elements;
 use crate::engine::message::look::{Look, Wanted};
 use crate::engine::state::{Core, Group};
-use crate::engine::work::WorkState;
+use crate::engine::traffic::Place;
+use crate::engine::work::{Received, WorkState};
 use crate::fence::contained;
 
 impl Group {
@@ -37,28 +38,56 @@ impl Group {
         self.wait(&work, None)
     }
 
-    /// Receives in this thread. Returns the rank that the message came from.
+    /// Receives in this thread a message that is not longer than the memory.
     pub(crate) fn receive_now(
         &self,
         mut incoming: Inbound,
         timeout: Option<Duration>,
-    ) -> Result<Rank> {
+    ) -> Result<Received> {
         self.check_incoming(&incoming)?;
+        let (dtype, bytes) = (incoming.dtype, incoming.memory.len());
         let received = match self.look_for(&mut incoming, timeout)? {
-            Found::Whole(from) => return Ok(from),
+            Found::Whole(source) => {
+                return Ok(Received {
+                    source,
+                    bytes,
+                    dtype,
+                });
+            }
             Found::Beginning(work) => work,
             Found::Nothing => self.start_receive(incoming, timeout)?,
         };
-        self.wait_for_source(&received)
+        self.wait_for_message(&received)
     }
 
-    /// Sends and receives in this thread, at the same time. Returns the rank that the message came from.
+    /// Looks until a message has come, or for that long; which, if one has.
+    pub(crate) fn probe_now(
+        &self,
+        (from, tag): (Option<Rank>, u64),
+        timeout: Option<Duration>,
+    ) -> Result<Option<Received>> {
+        let probe = self.probe(from, tag)?;
+        match self.wait(&probe, timeout) {
+            Err(error) if probe.result().is_none() && error.code == Code::Timeout => {}
+            ended => {
+                ended?;
+                return Ok(probe.received());
+            }
+        }
+        if self.cancel_receive(&probe) {
+            return Ok(None);
+        }
+        self.wait(&probe, None)?;
+        Ok(probe.received())
+    }
+
+    /// Sends and receives in this thread, at the same time, as [`Group::receive_now`].
     pub(crate) fn exchange_now(
         &self,
         outgoing: Outbound,
         incoming: Inbound,
         timeout: Option<Duration>,
-    ) -> Result<Rank> {
+    ) -> Result<Received> {
         self.check_outgoing(&outgoing)?;
         self.check_incoming(&incoming)?;
         // A message that comes unasked for may be looked for once this one has been sent; one that is offered is
@@ -84,7 +113,7 @@ impl Group {
             }
             return Err(error);
         }
-        self.wait_for_source(&received)
+        self.wait_for_message(&received)
     }
 
     /// Ends a receive that no message has met. Returns whether it did; one that has met its message goes on.
@@ -129,13 +158,17 @@ impl Group {
             from,
             tag,
         } = incoming;
-        self.receive(dtype, memory, (from, tag), blocking(timeout))
+        let options = PointToPoint {
+            takes_shorter: true,
+            ..blocking(timeout)
+        };
+        self.receive(dtype, memory, (from, tag), options)
     }
 
-    fn wait_for_source(&self, received: &WorkState) -> Result<Rank> {
-        self.wait(received, None)?;
-        received
-            .source()
+    fn wait_for_message(&self, receive: &WorkState) -> Result<Received> {
+        self.wait(receive, None)?;
+        receive
+            .received()
             .ok_or_else(|| Error::internal("a message without a source"))
     }
 
@@ -155,7 +188,7 @@ impl Group {
         match sent.flatten() {
             Ok(sent) => {
                 if sent {
-                    self.note_message(&mut core, Collective::Send);
+                    self.note_message(&mut core, Collective::Send, outgoing.memory.len());
                 }
                 Ok(sent)
             }
@@ -185,7 +218,7 @@ impl Group {
             arrived: None,
         };
         if self.look(&mut core, &mut wanted)? {
-            self.note_message(&mut core, Collective::Recv);
+            self.note_message(&mut core, Collective::Recv, bytes);
             return Ok(Found::Whole(from));
         }
         if wanted.arrived.is_none() {
@@ -225,8 +258,9 @@ impl Group {
         })
     }
 
-    fn note_message(&self, core: &mut Core, collective: Collective) {
+    fn note_message(&self, core: &mut Core, collective: Collective, bytes: usize) {
         core.messages += 1;
+        core.traffic.count(Place::of(collective, bytes));
         core.recorder.note(Fingerprint {
             sequence: core.messages,
             collective: collective as u8,
@@ -280,6 +314,7 @@ mod tests {
     use crate::engine::members::Members;
     use crate::engine::message::frame::{Frame, Kind};
     use crate::engine::message::matching::Matching;
+    use crate::engine::message::meeting::Posted;
     use crate::transport::endpoint::Lane;
     use crate::transport::{Link, local};
 
@@ -357,7 +392,7 @@ mod tests {
         stream(&mut theirs, &message[9_000..]);
         matching.advance(&mut links, &mut finished).unwrap();
         assert_eq!(finished.len(), 1);
-        assert_eq!(work.source(), Some(1));
+        assert_eq!(work.received().map(|it| it.source), Some(1));
         assert!(!matching.is_busy());
         assert_eq!(into, message);
     }
@@ -385,7 +420,10 @@ mod tests {
         ));
         let place = (Some(1), TAG + 1);
         matching
-            .receive(DataType::UInt8, (others, None), place, &work, &mut finished)
+            .receive(
+                Posted::new(place, (DataType::UInt8, others), &work),
+                &mut finished,
+            )
             .unwrap();
         assert_eq!(finished.len(), 1);
         assert_eq!(other, message);

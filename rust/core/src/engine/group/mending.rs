@@ -67,6 +67,7 @@ impl Group {
         let Some(Outage { since, cause }) = open.link.take_healed() else {
             return false;
         };
+        open.mended += 1;
         let (peer, rank) = (self.name_of(peer), self.rank);
         let seconds = self.clock.since(since).as_secs_f64();
         tracing::info!(rank, %peer, %cause, seconds, "a connection broke and was made again; nothing was lost");

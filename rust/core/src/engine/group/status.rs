@@ -22,11 +22,14 @@ impl Group {
         let ranks: Vec<_> = members
             .map(|member| json!({"global": member.global, "process": member.label}))
             .collect();
+        let failure = self.error();
         let mut status = json!({
             "id": Hex(&self.identity()).to_string(),
             "rank": self.rank,
             "ranks": ranks,
-            "failure": self.error().map(|error| error.to_string()),
+            "failure": failure.as_ref().map(ToString::to_string),
+            "failure_code": failure.as_ref().map(|error| error.code.name()),
+            "failure_rank": failure.as_ref().and_then(|error| error.peer),
         });
         let core = self.core.lock();
         let mut operations = self.collectives(&core);
@@ -45,6 +48,8 @@ impl Group {
         status["collectives"] = core.sequence.into();
         status["messages"] = core.messages.into();
         status["waited"] = self.waited(&core, |rank| rank);
+        status["called"] = core.traffic.record();
+        status["links"] = core.links.record(|rank| rank).into();
         status["last"] = core.recorder.lines(self.clock.now()).pop().into();
         status
     }
@@ -57,7 +62,8 @@ impl Group {
         })
     }
 
-    /// The operations that have been called here, and for whom they have waited.
+    /// The operations that have been called here, for whom they have waited, the links that they go over, and the choices on
+    /// which these stand.
     pub(crate) fn stats(&self) -> Value {
         let core = self.core.lock();
         let known_as = |rank| self.membership.members.known_as(rank);
@@ -65,7 +71,10 @@ impl Group {
             "rank": known_as(self.rank),
             "collectives": core.sequence,
             "messages": core.messages,
+            "called": core.traffic.record(),
             "waited": self.waited(&core, known_as),
+            "links": core.links.record(known_as),
+            "network": self.membership.endpoint().map(|seat| seat.network()),
         })
     }
 

@@ -22,7 +22,9 @@ use crate::engine::collective::run::{CompiledPlan, PlanRun, ReuseKey};
 use crate::engine::collective::shared::{Host, SharedRun};
 use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::message::frame::NOTE;
+use crate::engine::message::meeting::Posted;
 use crate::engine::state::{Core, Group, LARGE, Membership, Operation};
+use crate::engine::traffic::Place;
 use crate::engine::work::{Completion, WorkState};
 
 impl Group {
@@ -67,6 +69,7 @@ impl Group {
             }
         };
         core.sequence = sequence;
+        core.traffic.count(run.traffic());
         for peer in run.peers() {
             if core.links.open(Lane::Collective, peer).is_none() {
                 self.ensure_link(core, Lane::Collective, peer);
@@ -272,11 +275,34 @@ impl Group {
             self.check_rank(from, "receive from")?;
         }
         check_elements(dtype, &memory, "recv")?;
-        let bytes = memory.len();
+        let (bytes, takes_shorter) = (memory.len(), options.takes_shorter);
         self.message((Collective::Recv, from, bytes), options, |core, work| {
-            let memory = (memory, None);
-            core.matching
-                .receive(dtype, memory, (from, tag), work, &mut core.finished)
+            let posted = Posted {
+                takes_shorter,
+                ..Posted::new((from, tag), (dtype, memory), work)
+            };
+            core.matching.receive(posted, &mut core.finished)
+        })
+    }
+
+    /// Starts to look for a message, which a receive may take afterwards. It has no timeout.
+    pub(crate) fn probe(&self, from: Option<Rank>, tag: u64) -> Result<Arc<WorkState>> {
+        if let Some(from) = from {
+            self.check_rank(from, "probe for a message of")?;
+        }
+        let options = PointToPoint {
+            timeout: Some(Duration::ZERO),
+            blocking: true,
+            ..PointToPoint::default()
+        };
+        self.message((Collective::Recv, from, 0), options, |core, work| {
+            let probe = Posted {
+                is_probe: true,
+                ..Posted::new((from, tag), (DataType::UInt8, Memory::empty()), work)
+            };
+            core.matching.receive(probe, &mut core.finished)?;
+            // One that polls wants what has come by now.
+            Ok(true)
         })
     }
 
@@ -305,9 +331,11 @@ impl Group {
         options: PointToPoint,
     ) -> Result<Arc<WorkState>> {
         self.message((operation, from, NOTE), options, |core, work| {
-            let note = (note, Some(note_of));
-            core.matching
-                .receive(dtype, note, (from, tag), work, &mut core.finished)
+            let posted = Posted {
+                note_of: Some(note_of),
+                ..Posted::new((from, tag), (dtype, note), work)
+            };
+            core.matching.receive(posted, &mut core.finished)
         })
     }
 
@@ -360,6 +388,7 @@ impl Group {
             }
         };
         core.messages = sequence;
+        core.traffic.count(Place::of(collective, bytes));
         core.recorder.record(&work, None);
         match peer {
             Some(peer) => self.ensure_link(core, Lane::PointToPoint, peer),

@@ -3,6 +3,8 @@
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::transport::endpoint::Lane;
@@ -62,6 +64,8 @@ pub(crate) struct OpenLink {
     pub(crate) told: Option<Told>,
     /// A thread stays with it until its connections, which the peer has made again, carry bytes.
     pub(crate) is_watched: bool,
+    /// How often connections of it have broken and were made again.
+    pub(crate) mended: u64,
 }
 
 impl OpenLink {
@@ -76,6 +80,7 @@ impl OpenLink {
             ended_since: None,
             told: None,
             is_watched: false,
+            mended: 0,
         }
     }
 
@@ -300,6 +305,30 @@ impl LinkTable {
             Slot::Open(open) => Some(open),
             _ => None,
         }
+    }
+
+    /// The links that are open, for `stats`; `known_as` numbers the ranks.
+    pub(crate) fn record(&self, known_as: impl Fn(Rank) -> Rank) -> Vec<Value> {
+        let lanes = [Lane::Collective, Lane::PointToPoint].into_iter();
+        let open = lanes.flat_map(|lane| {
+            let slots = self.slots[lane as usize].iter().enumerate();
+            slots.filter_map(move |(peer, slot)| match slot {
+                Slot::Open(open) => Some((lane, peer, open)),
+                _ => None,
+            })
+        });
+        let record = open.map(|(lane, peer, open)| {
+            json!({
+                "rank": known_as(peer),
+                "for": match lane {
+                    Lane::Collective => "collectives",
+                    Lane::PointToPoint => "messages",
+                },
+                "by": open.link.describe(),
+                "mended": open.mended,
+            })
+        });
+        record.collect()
     }
 
     /// How `peer` was lost, where its link of the other lane has shown that for a while and the one of this lane is not there:

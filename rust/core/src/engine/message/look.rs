@@ -134,6 +134,7 @@ impl Matching {
         self.note_deadline(work);
         self.peers[wanted.from].sink = Some(Sink::Receive {
             memory: std::mem::replace(wanted.memory, Memory::empty()),
+            dtype: wanted.dtype,
             work: Arc::clone(work),
             done: wanted.arrived.unwrap_or(0),
             eager: true,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::frame::{Frame, corrupt};
 use crate::buffer::Memory;
 use crate::engine::members::Members;
-use crate::engine::work::WorkState;
+use crate::engine::work::{Received, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::types::{DataType, Rank};
 
@@ -22,6 +22,10 @@ pub(crate) struct Posted {
     pub(crate) memory: Memory,
     /// How long the message is that a note in `memory` stands for.
     pub(crate) note_of: Option<usize>,
+    /// A message may be shorter than `memory`.
+    pub(crate) takes_shorter: bool,
+    /// It looks for a message and leaves it to a receive.
+    pub(crate) is_probe: bool,
     pub(crate) work: Arc<WorkState>,
 }
 
@@ -33,13 +37,13 @@ pub(crate) struct Kept {
     pub(crate) payload: Option<Vec<u8>>,
 }
 
-/// The receives that no message has met.
+/// The receives and probes that no message has met.
 #[derive(Default)]
 pub(crate) struct Receives {
     /// By the numbers of their works, and so in the order in which they were posted.
     all: BTreeMap<u64, Posted>,
-    /// Sender, tag and number of each.
-    wanted: BTreeSet<(Option<Rank>, u64, u64)>,
+    /// Whether it is a probe, the sender, tag and number of each.
+    wanted: BTreeSet<(bool, Option<Rank>, u64, u64)>,
 }
 
 impl Receives {
@@ -53,19 +57,35 @@ impl Receives {
 
     pub(crate) fn push(&mut self, posted: Posted) {
         let number = posted.work.sequence;
-        self.wanted.insert((posted.from, posted.tag, number));
+        let Posted {
+            is_probe,
+            from,
+            tag,
+            ..
+        } = posted;
+        self.wanted.insert((is_probe, from, tag, number));
         let before = self.all.insert(number, posted);
         debug_assert!(before.is_none(), "two works have one number");
     }
 
     /// The first receive that a message from `from` with `tag` meets.
     pub(crate) fn first_for(&self, from: Rank, tag: u64) -> Option<&Posted> {
+        self.first_of(false, (from, tag))
+    }
+
+    /// The first probe that such a message answers.
+    pub(crate) fn first_probe_for(&self, from: Rank, tag: u64) -> Option<&Posted> {
+        self.first_of(true, (from, tag))
+    }
+
+    fn first_of(&self, is_probe: bool, (from, tag): (Rank, u64)) -> Option<&Posted> {
         if self.all.is_empty() {
             return None;
         }
         let first = |from| {
-            let mut alike = self.wanted.range((from, tag, 0)..=(from, tag, u64::MAX));
-            alike.next().map(|(_, _, number)| *number)
+            let all = (is_probe, from, tag, 0)..=(is_probe, from, tag, u64::MAX);
+            let mut alike = self.wanted.range(all);
+            alike.next().map(|(_, _, _, number)| *number)
         };
         let (named, any) = (first(Some(from)), first(None));
         let number = named.into_iter().chain(any).min()?;
@@ -79,15 +99,17 @@ impl Receives {
             _ => return None,
         };
         let posted = at.remove();
-        self.wanted
-            .remove(&(posted.from, posted.tag, work.sequence));
+        let of_it = (posted.is_probe, posted.from, posted.tag, work.sequence);
+        self.wanted.remove(&of_it);
         Some(posted)
     }
 
     /// Whether one asks for this rank, or, with `None`, for any.
     pub(crate) fn ask_for(&self, from: Option<Rank>) -> bool {
-        let mut asking = self.wanted.range((from, 0, 0)..=(from, u64::MAX, u64::MAX));
-        asking.next().is_some()
+        [false, true].into_iter().any(|is_probe| {
+            let all = (is_probe, from, 0, 0)..=(is_probe, from, u64::MAX, u64::MAX);
+            self.wanted.range(all).next().is_some()
+        })
     }
 }
 
@@ -143,7 +165,38 @@ impl Arrivals {
     }
 }
 
+impl Kept {
+    /// Answers a probe.
+    ///
+    /// # Errors
+    /// A message of a type that no rank has.
+    pub(crate) fn answer(&self, probe: &WorkState) -> Result<()> {
+        let dtype = DataType::from_number(self.frame.dtype);
+        let dtype = dtype.ok_or_else(|| corrupt(self.from, "a message of an unknown type"))?;
+        note_received(probe, self.from, (dtype, self.frame.bytes as usize));
+        Ok(())
+    }
+}
+
 impl Posted {
+    /// The receive of exactly one message, from that rank, or any, with that tag.
+    pub(crate) fn new(
+        (from, tag): (Option<Rank>, u64),
+        (dtype, memory): (DataType, Memory),
+        work: &Arc<WorkState>,
+    ) -> Self {
+        Self {
+            from,
+            tag,
+            dtype,
+            memory,
+            note_of: None,
+            takes_shorter: false,
+            is_probe: false,
+            work: Arc::clone(work),
+        }
+    }
+
     /// Whether what a message says of itself is what this receive, of `rank`, asks for.
     ///
     /// # Errors
@@ -155,12 +208,16 @@ impl Posted {
         frame: &Frame,
     ) -> Result<()> {
         let bytes = self.bytes();
-        if frame.dtype == self.dtype as u8 && frame.bytes == bytes as u64 {
+        if self.fits(frame) {
             return match frame.is_note == self.note_of.is_some() {
                 true => Ok(()),
                 false => Err(corrupt(from, "a message in another form than it receives")),
             };
         }
+        let rule = match self.takes_shorter {
+            true => "a receive takes a message of its type that is not longer than it",
+            false => "both sides of a message must have the same type and length",
+        };
         let theirs = DataType::from_number(frame.dtype).map_or("an unknown type", DataType::name);
         let field = if frame.dtype == self.dtype as u8 {
             "length"
@@ -170,8 +227,7 @@ impl Posted {
         Err(Error::new(
             Code::Mismatch,
             format!(
-                "the {field} differs: {} receives {bytes} bytes of {} but {} sends {} bytes of {theirs} (tag {}); both \
-                 sides of a message must have the same type and length",
+                "the {field} differs: {} receives {bytes} bytes of {} but {} sends {} bytes of {theirs} (tag {}); {rule}",
                 members.name(rank),
                 self.dtype,
                 members.name(from),
@@ -187,10 +243,7 @@ impl Posted {
     /// The same for a message of the rank that receives it, which is told of a difference as of a wrong argument.
     pub(crate) fn check_own(&self, frame: &Frame) -> Result<()> {
         let bytes = self.bytes();
-        let is_alike = frame.dtype == self.dtype as u8
-            && frame.bytes == bytes as u64
-            && frame.is_note == self.note_of.is_some();
-        match is_alike {
+        match self.fits(frame) && frame.is_note == self.note_of.is_some() {
             true => Ok(()),
             false => Err(Error::invalid(format!(
                 "this rank sends itself {} bytes of {} (tag {}) but its receive of them expects {bytes} bytes of {}",
@@ -207,9 +260,45 @@ impl Posted {
         self.note_of.unwrap_or(self.memory.len())
     }
 
-    pub(crate) fn fill(&mut self, payload: &[u8]) {
-        self.memory.copy_from(0, payload);
+    /// Whether a message has the type of this receive, and a length that it takes.
+    fn fits(&self, frame: &Frame) -> bool {
+        let room = self.bytes() as u64;
+        let is_shorter = || {
+            self.takes_shorter
+                && frame.bytes < room
+                && !frame.is_note
+                && frame.bytes.is_multiple_of(self.dtype.size() as u64)
+        };
+        frame.dtype == self.dtype as u8 && (frame.bytes == room || is_shorter())
     }
+
+    /// The same receive, of exactly the message that it has met and that [`Posted::check`] lets pass.
+    pub(crate) fn cut_to(self, frame: &Frame) -> Self {
+        let bytes = frame.payload();
+        if bytes == self.memory.len() {
+            return self;
+        }
+        Self {
+            memory: self.memory.part(&[(0, bytes)]),
+            ..self
+        }
+    }
+
+    /// Puts the whole payload in, and ends.
+    pub(crate) fn complete(mut self, source: Rank, payload: &[u8]) -> Arc<WorkState> {
+        self.memory.copy_from(0, payload);
+        note_received(&self.work, source, (self.dtype, payload.len()));
+        self.work
+    }
+}
+
+/// Notes which message has come.
+pub(crate) fn note_received(work: &WorkState, source: Rank, (dtype, bytes): (DataType, usize)) {
+    work.set_received(Received {
+        source,
+        bytes,
+        dtype,
+    });
 }
 
 #[cfg(test)]
@@ -229,14 +318,11 @@ mod tests {
             (Instant::now(), Duration::ZERO),
             None,
         );
-        Posted {
-            from,
-            tag,
-            dtype: DataType::UInt8,
-            memory: Memory::empty(),
-            note_of: None,
-            work: Arc::new(work),
-        }
+        Posted::new(
+            (from, tag),
+            (DataType::UInt8, Memory::empty()),
+            &Arc::new(work),
+        )
     }
 
     fn kept(from: Rank, tag: u64, id: u64) -> Kept {

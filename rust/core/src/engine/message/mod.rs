@@ -5,7 +5,7 @@ pub(crate) mod look;
 #[cfg(test)]
 mod losses;
 pub(crate) mod matching;
-mod meeting;
+pub(crate) mod meeting;
 pub(crate) mod outgoing;
 pub(crate) mod peer;
 mod receive;

@@ -10,7 +10,7 @@ use crate::buffer::Memory;
 use crate::engine::work::WorkState;
 use crate::error::Result;
 use crate::transport::Ticket;
-use crate::types::Rank;
+use crate::types::{DataType, Rank};
 
 /// Bytes of unasked-for payload that a receiver keeps for one sender before that sender must ask first.
 pub(crate) const CREDIT: usize = 4 << 20;
@@ -30,6 +30,7 @@ pub(crate) struct Announced {
 pub(crate) enum Sink {
     Receive {
         memory: Memory,
+        dtype: DataType,
         work: Arc<WorkState>,
         done: usize,
         eager: bool,
@@ -224,6 +225,23 @@ impl Peer {
 }
 
 impl Sink {
+    /// Into a receive that has met its message, which came unasked for if `eager`.
+    pub(crate) fn of(posted: Posted, eager: bool) -> Self {
+        let Posted {
+            memory,
+            dtype,
+            work,
+            ..
+        } = posted;
+        Self::Receive {
+            memory,
+            dtype,
+            work,
+            done: 0,
+            eager,
+        }
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         match self {
             Self::Receive { memory, done, .. } => *done == memory.len(),

@@ -4,41 +4,29 @@ use std::sync::Arc;
 
 use super::frame::{Frame, HEADER, Kind, corrupt};
 use super::matching::{Finished, Matching};
-use super::meeting::{Kept, Posted};
+use super::meeting::{Kept, Posted, note_received};
 use super::outgoing::Outgoing;
 use super::peer::Sink;
-use crate::buffer::Memory;
 use crate::engine::collective::transfer::TURN;
 use crate::engine::links::{LinkTable, OpenLink, PeerLink};
-use crate::engine::work::WorkState;
 use crate::error::Result;
 use crate::transport::endpoint::Lane;
-use crate::types::{DataType, Rank};
+use crate::types::Rank;
 
 impl Matching {
-    /// Starts a receive; with `note_of`, of a note that stands for a message of that length. Returns whether it has met its
-    /// message.
-    pub(crate) fn receive(
-        &mut self,
-        dtype: DataType,
-        (memory, note_of): (Memory, Option<usize>),
-        (from, tag): (Option<Rank>, u64),
-        work: &Arc<WorkState>,
-        finished: &mut Finished,
-    ) -> Result<bool> {
-        let mut posted = Posted {
-            from,
-            tag,
-            dtype,
-            memory,
-            note_of,
-            work: Arc::clone(work),
-        };
+    /// Starts a receive. Returns whether it has met its message.
+    pub(crate) fn receive(&mut self, posted: Posted, finished: &mut Finished) -> Result<bool> {
+        let (from, tag) = (posted.from, posted.tag);
         let Some((at, kept)) = self.kept.first_for(from, tag, self.peers.len()) else {
-            self.note_deadline(work);
+            self.note_deadline(&posted.work);
             self.posted.push(posted);
             return Ok(false);
         };
+        if posted.is_probe {
+            kept.answer(&posted.work)?;
+            finished.push((posted.work, Ok(())));
+            return Ok(true);
+        }
         if kept.from == self.rank {
             // Both sides are this rank's, so it is told, and the message waits for another receive.
             posted.check_own(&kept.frame)?;
@@ -56,16 +44,14 @@ impl Matching {
         }
         match payload {
             Some(payload) => {
-                posted.fill(&payload);
-                posted.work.set_source(from);
-                finished.push((posted.work, Ok(())));
+                finished.push((posted.cut_to(&frame).complete(from, &payload), Ok(())));
                 if from != self.rank {
                     self.peers[from].give_back_room(payload.len());
                 }
             }
             None => {
-                self.note_deadline(work);
-                self.peers[from].make_ready(frame, posted);
+                self.note_deadline(&posted.work);
+                self.peers[from].make_ready(frame, posted.cut_to(&frame));
             }
         }
         Ok(true)
@@ -155,15 +141,7 @@ impl Matching {
         let length = frame.payload();
         match frame.kind {
             Kind::Eager => match self.take_posted(rank, &frame)? {
-                Some(posted) => {
-                    let Posted { memory, work, .. } = posted;
-                    self.peers[rank].sink = Some(Sink::Receive {
-                        memory,
-                        work,
-                        done: 0,
-                        eager: true,
-                    });
-                }
+                Some(posted) => self.peers[rank].sink = Some(Sink::of(posted, true)),
                 None => {
                     let payload = self.peers[rank].room(rank, length)?;
                     self.peers[rank].sink = Some(Sink::Keep {
@@ -177,25 +155,18 @@ impl Matching {
                 self.peers[rank].check_new(rank, &frame)?;
                 match self.take_posted(rank, &frame)? {
                     Some(posted) => self.peers[rank].make_ready(frame, posted),
-                    None => self.keep(rank, frame, None)?,
+                    None => self.keep(rank, frame, None, finished)?,
                 }
             }
             Kind::Offer => match self.take_posted(rank, &frame)? {
-                Some(Posted { memory, work, .. }) => {
-                    self.peers[rank].sink = Some(Sink::Receive {
-                        memory,
-                        work,
-                        done: 0,
-                        eager: false,
-                    });
-                }
+                Some(posted) => self.peers[rank].sink = Some(Sink::of(posted, false)),
                 None => {
                     link.as_neighbour(|peer| peer.decline());
                     let frame = Frame {
                         kind: Kind::Request,
                         ..frame
                     };
-                    self.keep(rank, frame, None)?;
+                    self.keep(rank, frame, None, finished)?;
                 }
             },
             Kind::Ready => {
@@ -219,13 +190,7 @@ impl Matching {
                     posted.ok_or_else(|| corrupt(rank, "a payload that was not asked for"))?;
                 posted.check((&self.members, self.rank), rank, &frame)?;
                 let posted = peer.ready.remove(&frame.id).expect("just looked at");
-                let Posted { memory, work, .. } = posted;
-                peer.sink = Some(Sink::Receive {
-                    memory,
-                    work,
-                    done: 0,
-                    eager: false,
-                });
+                peer.sink = Some(Sink::of(posted, false));
             }
             Kind::Credit => {
                 let peer = &mut self.peers[rank];
@@ -240,11 +205,12 @@ impl Matching {
         match self.peers[rank].sink.take() {
             Some(Sink::Receive {
                 memory,
+                dtype,
                 work,
                 eager,
                 ..
             }) => {
-                work.set_source(rank);
+                note_received(&work, rank, (dtype, memory.len()));
                 finished.push((work, Ok(())));
                 if eager {
                     self.peers[rank].give_back(memory.len());
@@ -253,13 +219,11 @@ impl Matching {
             Some(Sink::Keep { frame, payload, .. }) => {
                 // A receive may have been posted while the payload was arriving.
                 match self.take_posted(rank, &frame)? {
-                    Some(mut posted) => {
-                        posted.fill(&payload);
-                        posted.work.set_source(rank);
-                        finished.push((posted.work, Ok(())));
+                    Some(posted) => {
+                        finished.push((posted.complete(rank, &payload), Ok(())));
                         self.peers[rank].give_back_room(payload.len());
                     }
-                    None => self.keep(rank, frame, Some(payload))?,
+                    None => self.keep(rank, frame, Some(payload), finished)?,
                 }
             }
             None => {}
@@ -267,25 +231,40 @@ impl Matching {
         Ok(())
     }
 
-    /// Keeps a message for which no receive is posted.
-    fn keep(&mut self, from: Rank, frame: Frame, payload: Option<Vec<u8>>) -> Result<()> {
-        self.peers[from].note_kept(from)?;
-        self.kept.push(Kept {
+    /// Keeps a message for which no receive is posted, and answers the probes that look for it.
+    pub(super) fn keep(
+        &mut self,
+        from: Rank,
+        frame: Frame,
+        payload: Option<Vec<u8>>,
+        finished: &mut Finished,
+    ) -> Result<()> {
+        if from != self.rank {
+            self.peers[from].note_kept(from)?;
+        }
+        let kept = Kept {
             from,
             frame,
             payload,
-        });
+        };
+        while let Some(probe) = self.posted.first_probe_for(from, frame.tag) {
+            let work = Arc::clone(&probe.work);
+            kept.answer(&work)?;
+            self.posted.take(&work);
+            finished.push((work, Ok(())));
+        }
+        self.kept.push(kept);
         Ok(())
     }
 
-    /// The receive that the message meets. One that differs in type or length stays posted, to fail with the group.
+    /// The receive that the message meets, cut to it. One that does not fit stays posted, to fail with the group.
     fn take_posted(&mut self, from: Rank, frame: &Frame) -> Result<Option<Posted>> {
         let Some(posted) = self.posted.first_for(from, frame.tag) else {
             return Ok(None);
         };
         posted.check((&self.members, self.rank), from, frame)?;
         let work = Arc::clone(&posted.work);
-        Ok(self.posted.take(&work))
+        Ok(self.posted.take(&work).map(|posted| posted.cut_to(frame)))
     }
 
     /// Takes in a message that came whole, its payload in the inbox.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::frame::{Frame, HEADER, Kind, declined};
 use super::matching::{Finished, Matching};
-use super::meeting::Kept;
+use super::meeting::note_received;
 use super::outgoing::{Outgoing, Sent};
 use super::peer::{Announced, CREDIT};
 use crate::buffer::Memory;
@@ -85,7 +85,7 @@ impl Matching {
                 let met = Arc::clone(&posted.work);
                 let mut posted = self.posted.take(&met).expect("the receive just found");
                 memory.for_each_run(0, memory.len(), |at, run| posted.memory.copy_from(at, run));
-                posted.work.set_source(rank);
+                note_received(&posted.work, rank, (posted.dtype, memory.len()));
                 finished.push((posted.work, Ok(())));
             }
             None => {
@@ -98,11 +98,7 @@ impl Matching {
                     ))
                 })?;
                 memory.for_each_run(0, memory.len(), |_, run| payload.extend_from_slice(run));
-                self.kept.push(Kept {
-                    from: rank,
-                    frame,
-                    payload: Some(payload),
-                });
+                self.keep(rank, frame, Some(payload), finished)?;
             }
         }
         finished.push((Arc::clone(work), Ok(())));

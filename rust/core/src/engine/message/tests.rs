@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind};
-use super::matching::{Finished, Matching};
+use super::matching::{Dependence, Finished, Matching};
+use super::meeting::Posted;
 use crate::buffer::Memory;
 use crate::engine::links::LinkTable;
 use crate::engine::members::Members;
@@ -13,7 +14,7 @@ use crate::engine::work::WorkState;
 use crate::transport::Link;
 use crate::transport::endpoint::Lane;
 use crate::transport::local;
-use crate::types::{Collective, DataType};
+use crate::types::{Collective, DataType, Rank};
 
 const LENGTH: usize = 100_000;
 const TAG: u64 = 3;
@@ -36,6 +37,11 @@ fn side() -> Side<impl Link> {
         theirs,
         finished: Vec::new(),
     }
+}
+
+/// A receive of exactly one message of bytes.
+fn receive_of(place: (Option<Rank>, u64), memory: Memory, work: &Arc<WorkState>) -> Posted {
+    Posted::new(place, (DataType::UInt8, memory), work)
 }
 
 /// A work of its own number.
@@ -80,11 +86,8 @@ impl<L: Link> Side<L> {
     }
 
     fn receive(&mut self, memory: Memory, tag: u64) {
-        let place = (Some(1), tag);
-        let finished = &mut self.finished;
-        self.matching
-            .receive(DataType::UInt8, (memory, None), place, &work(), finished)
-            .unwrap();
+        let posted = receive_of((Some(1), tag), memory, &work());
+        self.matching.receive(posted, &mut self.finished).unwrap();
     }
 
     /// The kind of this side's next answer.
@@ -148,16 +151,8 @@ fn an_offer_does_not_wait_before_what_is_wanted() {
         match wanted {
             0 => side.receive(memory(), TAG + 1),
             1 => {
-                let place = (None, TAG + 1);
-                side.matching
-                    .receive(
-                        DataType::UInt8,
-                        (memory(), None),
-                        place,
-                        &work(),
-                        &mut Vec::new(),
-                    )
-                    .unwrap();
+                let posted = receive_of((None, TAG + 1), memory(), &work());
+                side.matching.receive(posted, &mut Vec::new()).unwrap();
             }
             2 => {
                 side.receive(memory(), TAG);
@@ -252,13 +247,9 @@ fn answers(count: u64) -> Duration {
 fn posted(side: &mut Side<impl Link>, count: u64) -> Vec<Arc<WorkState>> {
     let works: Vec<_> = (0..count).map(|_| work()).collect();
     for (tag, work) in works.iter().enumerate() {
-        let what = (Memory::empty(), None);
-        let place = (Some(1), tag as u64);
-        let finished = &mut side.finished;
-        let matching = &mut side.matching;
-        matching
-            .receive(DataType::UInt8, what, place, work, finished)
-            .unwrap();
+        let posted = receive_of((Some(1), tag as u64), Memory::empty(), work);
+        let has_met = side.matching.receive(posted, &mut side.finished);
+        assert!(!has_met.unwrap());
     }
     works
 }
@@ -321,16 +312,14 @@ fn a_message_to_oneself_waits_for_its_receive() {
     );
     assert!(!matching.is_busy());
     // One that differs is refused, and the message stays.
-    let wrong = (Memory::empty(), None);
     let place = (None, TAG);
-    let error = matching
-        .receive(DataType::UInt8, wrong, place, &work(), finished)
-        .unwrap_err();
+    let wrong = receive_of(place, Memory::empty(), &work());
+    let error = matching.receive(wrong, finished).unwrap_err();
     assert!(!error.code.is_fatal(), "{error}");
-    let right = (got, None);
-    let has_met = matching.receive(DataType::UInt8, right, place, &receive, finished);
-    assert!(has_met.unwrap());
-    assert_eq!((finished.len(), receive.source()), (2, Some(0)));
+    let right = receive_of(place, got, &receive);
+    assert!(matching.receive(right, finished).unwrap());
+    let source = receive.received().map(|it| it.source);
+    assert_eq!((finished.len(), source), (2, Some(0)));
     assert!(!matching.is_busy() && !matching.kept.has_of(0));
     assert_eq!(into, message);
 }
@@ -341,23 +330,90 @@ fn a_difference_names_both_ranks_with_host_and_process() {
     side.matching.members = Members::numbered([0, 4]);
     side.hear(Kind::Request);
     side.advance();
-    let place = (Some(1), TAG);
-    let finished = &mut side.finished;
-    let error = side
-        .matching
-        .receive(
-            DataType::UInt8,
-            (Memory::empty(), None),
-            place,
-            &work(),
-            finished,
-        )
-        .unwrap_err();
+    let wrong = receive_of((Some(1), TAG), Memory::empty(), &work());
+    let error = side.matching.receive(wrong, &mut side.finished);
+    let error = error.unwrap_err();
     for part in [
         "rank 0 (host h0, pid 100) receives 0 bytes",
         "rank 1 (global rank 4, host h4, pid 104) sends 100000 bytes",
     ] {
         assert!(error.message.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_probe_finds_a_message_that_no_receive_takes() {
+    let mut into = vec![0_u8; LENGTH];
+    let mut side = side();
+    let probe_for = |tag| {
+        let work = work();
+        let probe = Posted {
+            is_probe: true,
+            ..receive_of((None, tag), Memory::empty(), &work)
+        };
+        (probe, work)
+    };
+    // One that came before, and one that comes while it looks.
+    side.hear_of(Kind::Request, TAG, 1);
+    side.advance();
+    let (probe, early) = probe_for(TAG);
+    assert!(side.matching.receive(probe, &mut side.finished).unwrap());
+    assert_eq!(
+        early.received().map(|it| (it.source, it.bytes)),
+        Some((1, 0))
+    );
+    let (probe, late) = probe_for(TAG + 1);
+    assert!(!side.matching.receive(probe, &mut side.finished).unwrap());
+    assert!(side.matching.is_busy());
+    assert_eq!(side.matching.dependence(1), Dependence::Any);
+    // SAFETY: the buffer outlives the receive.
+    side.receive(unsafe { Memory::of_mut(&mut into) }, TAG + 1);
+    side.hear_header(Kind::Request, (TAG + 1, 2), LENGTH);
+    side.advance();
+    assert_eq!(late.received(), None, "a receive has taken that message");
+    side.hear_header(Kind::Request, (TAG + 1, 3), 8);
+    side.advance();
+    assert_eq!(late.received().map(|it| it.bytes), Some(8));
+    let (probe, given_up) = probe_for(TAG + 2);
+    side.matching.receive(probe, &mut side.finished).unwrap();
+    assert!(side.matching.withdraw(&given_up) && !side.matching.withdraw(&given_up));
+}
+
+#[test]
+fn a_receive_with_room_takes_a_shorter_message() {
+    for (kind, is_early) in [
+        (Kind::Request, true),
+        (Kind::Request, false),
+        (Kind::Offer, true),
+    ] {
+        let mut into = vec![0_u8; 2 * LENGTH];
+        let mut side = side();
+        let receive = work();
+        let posted = Posted {
+            takes_shorter: true,
+            // SAFETY: the buffer outlives the receive.
+            ..receive_of((None, TAG), unsafe { Memory::of_mut(&mut into) }, &receive)
+        };
+        if is_early {
+            side.matching.receive(posted, &mut side.finished).unwrap();
+            side.hear(kind);
+            side.advance();
+        } else {
+            side.hear(kind);
+            side.advance();
+            side.matching.receive(posted, &mut side.finished).unwrap();
+        }
+        if kind == Kind::Request {
+            side.hear(Kind::Data);
+        }
+        let (message, mut sent) = (vec![7; LENGTH], 0);
+        while sent < LENGTH {
+            sent += side.theirs.try_send(&message[sent..]).unwrap();
+            side.advance();
+        }
+        assert_eq!(side.finished.len(), 1);
+        assert_eq!(receive.received().map(|it| it.bytes), Some(LENGTH));
+        assert_eq!(into, [vec![7; LENGTH], vec![0; LENGTH]].concat());
     }
 }
 

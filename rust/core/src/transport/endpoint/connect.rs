@@ -1,6 +1,7 @@
 //! Opening a link: the transports of the table are tried in their order, until one leads to the peer.
 
 use std::cell::Cell;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -238,10 +239,12 @@ fn tell(attempt: &Attempt<'_>, used: &Transport, set_back: &[(&str, String)]) {
         return;
     }
     let host = attempt.request.target.host().clone();
-    if attempt.shared.told.lock().insert(host) {
+    if let Entry::Vacant(place) = attempt.shared.set_back.lock().entry(host) {
         let (peer, name) = (attempt.who(), used.name);
         for (other, reason) in set_back {
             tracing::info!(%peer, %reason, "no {other} inside this host: using {name}");
         }
+        let told = |(other, reason): &(&str, String)| format!("no {other}: {reason}");
+        place.insert(set_back.iter().map(told).collect());
     }
 }

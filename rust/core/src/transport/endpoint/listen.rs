@@ -53,8 +53,17 @@ pub(super) struct Listeners {
     pub(super) outside: Vec<TcpListener>,
 }
 
-/// The sockets that stay as long as the endpoint, those that are for other hosts alone, and the addresses of both.
-pub(super) type Listening = (Vec<TcpListener>, Vec<TcpListener>, Vec<SocketAddr>);
+/// The sockets of an endpoint on the network and on loopback.
+pub(super) struct Listening {
+    /// Those that stay as long as the endpoint.
+    pub(super) inside: Vec<TcpListener>,
+    /// Those that are for other hosts alone.
+    pub(super) outside: Vec<TcpListener>,
+    /// The addresses of both.
+    pub(super) addresses: Vec<SocketAddr>,
+    /// The addresses that were chosen for other hosts, each with the reason.
+    pub(super) chosen: Vec<(SocketAddr, String)>,
+}
 
 /// Listens on the network, and on loopback for the ranks of this host.
 pub(super) fn listen(options: &EndpointOptions) -> Result<Listening> {
@@ -66,21 +75,28 @@ pub(super) fn listen(options: &EndpointOptions) -> Result<Listening> {
         options.one_host,
     )?;
     let inside = interface::inside(wanted, &choices);
-    let (mut chosen, mut addresses) = (Vec::new(), Vec::new());
+    let (mut outside, mut chosen) = (Vec::new(), Vec::new());
     for choice in choices {
         let (listener, address) = listen_tcp(choice.ip)
             .map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
         tracing::info!(%address, reason = %choice.reason, "listening");
-        chosen.push(listener);
-        addresses.push(address);
+        outside.push(listener);
+        chosen.push((address, choice.reason));
     }
+    let mut addresses: Vec<_> = chosen.iter().map(|(address, _)| *address).collect();
     // A host that has no loopback of version 4 does without.
-    Ok(match inside.and_then(|ip| listen_tcp(ip).ok()) {
+    let inside = match inside.and_then(|ip| listen_tcp(ip).ok()) {
         Some((listener, address)) => {
             addresses.push(address);
-            (vec![listener], chosen, addresses)
+            vec![listener]
         }
-        None => (chosen, Vec::new(), addresses),
+        None => std::mem::take(&mut outside),
+    };
+    Ok(Listening {
+        inside,
+        outside,
+        addresses,
+        chosen,
     })
 }
 

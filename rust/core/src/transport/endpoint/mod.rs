@@ -50,6 +50,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use serde_json::{Value, json};
 
 pub use self::acquaintance::{Hear, Heard};
 pub use self::address::{Address, HostId, network_namespace};
@@ -72,7 +73,7 @@ pub use crate::transport::keys::GroupKey;
 
 use self::accept::Acceptor;
 use self::acquaintance::Acquaintances;
-use self::listen::{Listeners, listen, listen_for_questions, listen_unix};
+use self::listen::{Listeners, Listening, listen, listen_for_questions, listen_unix};
 use self::membership::Membership;
 use self::outside::Outside;
 use self::shared::{Limits, Shared};
@@ -129,7 +130,12 @@ impl Endpoint {
 
     fn start_with(options: &EndpointOptions, limits: Limits) -> Result<Arc<Self>> {
         let host = HostId::this(options.host.as_deref())?;
-        let (inside, outside, tcp) = listen(options)?;
+        let Listening {
+            inside,
+            outside,
+            addresses: tcp,
+            chosen,
+        } = listen(options)?;
         let (unix, unix_name) = listen_unix()?;
         let address = Address {
             host,
@@ -152,7 +158,8 @@ impl Endpoint {
             inside_only: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             wake,
-            told: Mutex::default(),
+            chosen,
+            set_back: Mutex::default(),
             strangers: Mutex::new(Rarely::strangers()),
             turns: Arc::new(Turns::new("unisono-connect")),
             visits: Arc::new(Turns::new("unisono-link")),
@@ -178,6 +185,18 @@ impl Endpoint {
     /// The address to publish, so that others can connect.
     pub fn address(&self) -> &Address {
         &self.shared.address
+    }
+
+    /// The addresses at which other hosts reach this process, and the transports that could not be used inside this host, for
+    /// `stats`.
+    pub(crate) fn network(&self) -> Value {
+        let chosen = self.shared.chosen.iter();
+        let listening: Vec<_> = chosen
+            .map(|(address, reason)| json!({"address": address.to_string(), "reason": reason}))
+            .collect();
+        let set_back = self.shared.set_back.lock();
+        let reasons: Vec<_> = set_back.values().flatten().collect();
+        json!({"listening": listening, "set_back": reasons})
     }
 
     /// The round trip to the farthest of these processes' hosts, and the address by which it was measured. Of many hosts only

@@ -1,6 +1,7 @@
 //! The state that an endpoint, its accepting thread and its handshakes share, and the limits of an acceptor.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -72,8 +73,10 @@ pub(super) struct Shared {
     pub(super) stopping: AtomicBool,
     /// Wakes the accepting thread.
     pub(super) wake: OwnedFd,
-    /// Hosts about which a fall back to TCP has been logged.
-    pub(super) told: Mutex<HashSet<HostId>>,
+    /// The addresses that were chosen for other hosts, each with the reason.
+    pub(super) chosen: Vec<(SocketAddr, String)>,
+    /// By host, why transports could not be used; told once for each.
+    pub(super) set_back: Mutex<HashMap<HostId, Vec<String>>>,
     /// Bounds what is logged of connections that were turned away.
     pub(super) strangers: Mutex<Rarely>,
     /// The threads on which this side opens links.

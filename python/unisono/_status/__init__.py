@@ -1,0 +1,57 @@
+"""``unisono status``: the ranks on this host, their operations, and the ranks that these wait for.
+
+``ask`` asks every process that has groups, also on other hosts; ``words`` puts the answers
+together and says who waits for whom; ``ras`` says it in the words of NCCL. ``unisono top`` shows
+the same again and again (``top``), and ``unisono metrics`` exports it (``metrics``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from unisono._status import ask, ras, words
+
+
+def command_line(name: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(
+        prog=f"{name} status",
+        description="The ranks on this host, their operations, and the ranks that these wait for.",
+    )
+    form = found.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the answers as they came")
+    form.add_argument("--ras", action="store_true", help="print them in the form of ncclras, JSON")
+    form.add_argument(
+        "--stacks",
+        action="store_true",
+        help="show the Python stacks of those that others wait for, by py-spy",
+    )
+    found.add_argument(
+        "--hosts",
+        type=lambda text: [host.partition(":")[0] for host in text.split(",")],
+        metavar="HOST,...",
+        help="ask on these hosts, over ssh, and not here",
+    )
+    found.add_argument("--ssh", default="ssh", metavar="COMMAND", help="how to reach a host (ssh)")
+    return found
+
+
+def status(arguments: list[str], name: str) -> int:
+    """Print the state of the jobs on this host, and return the exit status: 1 if there is none."""
+    chosen = command_line(name).parse_args(arguments)
+    if chosen.hosts:
+        found, missing = ask.processes_of(chosen.hosts, chosen.ssh)
+    else:
+        found, missing = ask.processes(), []
+    for line in missing:
+        print(f"unisono status: {line}", file=sys.stderr)
+    if chosen.json:
+        print(json.dumps([vars(process) for process in found], indent=1))
+    elif chosen.ras:
+        print(json.dumps(ras.report(found), indent=1))
+    else:
+        told = words.text(found, stacks=chosen.stacks)
+        print(told or "no process with a group of unisono runs here")
+    return 0 if found and not missing else 1
