@@ -2,7 +2,8 @@
 
 ``ask`` asks every process that has groups, also on other hosts; ``words`` puts the answers
 together and says who waits for whom; ``ras`` says it in the words of NCCL. ``unisono top`` shows
-the same again and again (``top``), and ``unisono metrics`` exports it (``metrics``).
+the same again and again (``top``), ``unisono metrics`` exports it (``metrics``), and ``flight``
+writes the last collectives into files that torch's analyzer reads.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import json
 import sys
 
-from unisono._status import ask, ras, words
+from unisono._status import ask, flight, ras, words
 
 
 def command_line(name: str) -> argparse.ArgumentParser:
@@ -23,6 +24,11 @@ def command_line(name: str) -> argparse.ArgumentParser:
     form = found.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the answers as they came")
     form.add_argument("--ras", action="store_true", help="print them in the form of ncclras, JSON")
+    form.add_argument(
+        "--flight-records",
+        metavar="PREFIX",
+        help="write the last collectives of each rank to PREFIX0 and so on, for torchfrtrace",
+    )
     form.add_argument(
         "--stacks",
         action="store_true",
@@ -49,6 +55,9 @@ def status(arguments: list[str], name: str) -> int:
         print(f"unisono status: {line}", file=sys.stderr)
     if chosen.json:
         print(json.dumps([vars(process) for process in found], indent=1))
+    elif chosen.flight_records:
+        for path in flight.write(found, chosen.flight_records):
+            print(path)
     elif chosen.ras:
         print(json.dumps(ras.report(found), indent=1))
     else:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "@unisono-status-"
+# The form of the answers (rust/core, endpoint/status.rs).
+FORM = 2
 # Seconds for a process to begin its answer, and to go on; and for a host.
 PATIENCE = 1.0
 PATIENCE_WITH_A_HOST = 30.0
@@ -173,7 +175,14 @@ def _ask(name: str) -> Process | None:
         try:
             while part := asked.recv(1 << 16):
                 text += part
-            process.answer = json.loads(text)
+            answer = json.loads(text)
+            if answer["form"] == FORM:
+                process.answer = answer
+            else:
+                process.trouble = (
+                    f"it runs unisono {answer['version']}, whose answers have another form: ask by "
+                    "the command of that version"
+                )
         except TimeoutError:
             process.trouble = f"no answer within {PATIENCE:.0f} s"
         except (OSError, ValueError) as error:

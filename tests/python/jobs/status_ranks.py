@@ -301,3 +301,17 @@ def is_exported(folder: Path) -> tuple[str, str, str, list[int]] | None:
         told = printed, (folder / "unisono.prom").read_text(), served, pids
     comm.barrier()
     return told
+
+
+def writes_flight_records(folder: Path) -> str | None:
+    """The last rank has its collectives written while the others wait for it in one."""
+    comm, pids = begin()
+    comm.all_gather(np.ones(3, np.float32))
+    printed = None
+    if comm.rank == comm.size - 1:
+        ask(pids, lambda text: "2 ranks wait for it" in text)
+        command = [sys.executable, "-m", "unisono", "status", "--flight-records"]
+        command.append(str(folder / "rank_"))
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    comm.all_reduce(np.ones(5))
+    return printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -279,3 +280,23 @@ def test_without_jobs_there_is_a_sentence(
     monkeypatch.setattr(ask, "processes", list)
     assert _status.status([], "unisono") == 1
     assert capsys.readouterr().out == "no process with a group of unisono runs here\n"
+
+
+def test_flight_records_tell_torchs_analyzer_which_rank_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("torch", minversion="2.15")
+    *_, printed = run(3, "writes_flight_records", tmp_path)
+    assert printed.split() == [str(tmp_path / f"rank_{rank}") for rank in range(3)]
+    records = [pickle.loads((tmp_path / f"rank_{rank}").read_bytes()) for rank in range(3)]
+    for rank, record in enumerate(records):
+        states = [(entry["profiling_name"], entry["state"]) for entry in record["entries"]]
+        assert ("unisono:all_gather", "completed") in states
+        assert (("unisono:all_reduce", "started") in states) == (rank != 2)
+        gathered = next(one for one in record["entries"] if one["input_sizes"] == [[3]])
+        assert (gathered["output_sizes"], gathered["input_dtypes"]) == ([[9]], ["float32"])
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", tmp_path]
+    done = subprocess.run(
+        [*command, "-p", "rank_"], capture_output=True, text=True, timeout=60, check=False
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert re.search(r"(?i)all_reduce.*\n?.*missing ranks.*\{2\}", told), told

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde_json::{Value, json};
+
 use crate::engine::collective::header::Fingerprint;
 use crate::engine::work::WorkState;
 use crate::error::Error;
 use crate::transport::Notice;
-use crate::types::Rank;
+use crate::types::{Collective, DataType, Rank};
 
 /// The last operations of a group on this rank, for reports.
 #[derive(Debug)]
@@ -87,6 +89,28 @@ impl Recorder {
     #[cfg(test)]
     pub(crate) fn fingerprints(&self) -> impl Iterator<Item = Fingerprint> {
         self.in_order().filter_map(|record| record.fingerprint)
+    }
+
+    /// The collectives, oldest first, for flight records.
+    pub(crate) fn collectives(&self) -> Vec<Value> {
+        let records = self.in_order().filter_map(|record| {
+            let print = record.fingerprint.filter(Fingerprint::is_collective)?;
+            let result = record.work.as_ref().map(|work| work.result());
+            let state = match result {
+                None | Some(Some(Ok(()))) => "completed",
+                Some(Some(Err(_))) => "failed",
+                Some(None) => "started",
+            };
+            Some(json!({
+                "number": print.sequence,
+                "name": Collective::from_number(print.collective)?.name(),
+                "dtype": DataType::from_number(print.dtype).map(DataType::name),
+                "count": print.count,
+                "uneven": print.counts != 0,
+                "state": state,
+            }))
+        });
+        records.collect()
     }
 
     /// One line per operation, oldest first, at the time `now`.
