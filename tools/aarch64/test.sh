@@ -58,7 +58,8 @@ left_out=(
 )
 # They take longest where nothing is optimized, and tell no more than shorter ones beside them.
 [ "$part" = whole ] ||
-  left_out+=(a_hundred_megabytes_arrive what_exceeds_the_cache_arrives float32_narrows_to_the_nearest)
+  left_out+=(a_hundred_megabytes_arrive what_exceeds_the_cache_arrives float32_narrows_to_the_nearest
+    a_pass_has_the_bits_of_successive_folds every_operator_matches_the_reference_across_blocks)
 say "left out: ${left_out[*]}"
 
 # Tests of the packages and targets before `--` whose names contain one of what follows, all if nothing does.
