@@ -206,7 +206,7 @@ fn messages_meet_by_rank_and_tag() {
                     let from = comm
                         .receive_slice(&mut got_second, Some(previous), 2)
                         .expect("receive");
-                    assert_eq!(from, previous);
+                    assert_eq!(from.source, previous);
                     comm.receive_slice(&mut got_first, None, 1)
                         .expect("receive");
                 });
