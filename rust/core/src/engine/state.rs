@@ -34,6 +34,7 @@ use crate::engine::mailbox::Mailbox;
 use crate::engine::members::Members;
 use crate::engine::message::matching::{Finished, Matching};
 use crate::engine::reports::Recorder;
+use crate::engine::timeline::Timeline;
 use crate::engine::traffic::Traffic;
 use crate::engine::waits::Waits;
 use crate::engine::work::WorkState;
@@ -225,6 +226,8 @@ pub(crate) struct Core {
     pub(crate) recorder: Recorder,
     pub(crate) waits: Waits,
     pub(crate) traffic: Box<Traffic>,
+    /// The operations as the trace has them, until the group is closed, if there is to be a trace.
+    pub(crate) timeline: Option<Box<Timeline>>,
 }
 
 /// A collective under way.
@@ -302,6 +305,7 @@ impl Group {
             recorder: Recorder::new(config.flight_records),
             waits: Waits::default(),
             traffic: Box::default(),
+            timeline: Timeline::open(&config, &membership, rank)?,
         };
         let parker = Parker::new()?;
         let threads = own_threads(&config, &membership.topology, rank, &BESIDE);
@@ -447,6 +451,9 @@ impl Group {
         let now = self.clock.now();
         core.waits.moved(|| now);
         for (work, result) in std::mem::take(&mut core.finished) {
+            if let Some(timeline) = &mut core.timeline {
+                timeline.end(&work, (&result, now), core.waits.spells());
+            }
             core.waits.end(work.collective);
             if let Some((completion, result)) = work.finish(result, now) {
                 self.staff.completions.tell(completion, result);

@@ -5,10 +5,10 @@
 //! longer, and from the start where the group has other operations under way.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::buffer::{Element, Memory};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::Collective;
 
 use crate::engine::collective::request::Request;
@@ -16,6 +16,7 @@ use crate::engine::collective::run::{PlanRun, Walked};
 use crate::engine::drive::backoff::Next;
 use crate::engine::drive::contention;
 use crate::engine::state::{Core, Group};
+use crate::engine::timeline::Begun;
 use crate::engine::work::WorkState;
 use crate::fence::contained;
 
@@ -78,11 +79,15 @@ impl Group {
         let mut core = self.core.lock();
         self.check_alive()?;
         let alone = !core.leader && !core.is_busy();
+        let since = core.timeline.is_some().then(|| self.clock.now());
         let mut run = self.begin(&mut core, request)?;
-        if alone && self.run_at_once(&mut core, &mut run)? {
+        if alone && self.run_at_once(&mut core, &mut run, since)? {
             let fingerprint = run.fingerprint();
             let collective = run.collective();
             core.recorder.note(fingerprint);
+            if let Some(since) = since {
+                self.trace_at_once(&core, &run, since, None);
+            }
             core.recycle(run);
             return Ok(Carried::Out {
                 collective,
@@ -91,6 +96,9 @@ impl Group {
         }
         let timeout = timeout.unwrap_or_else(|| self.timeout());
         let work = self.keep(&mut core, run, timeout, None);
+        if let Some(timeline) = &mut core.timeline {
+            timeline.correct(work.sequence, since, None);
+        }
         if !alone {
             self.step(&mut core);
             self.after_submit(&mut core, None);
@@ -100,7 +108,12 @@ impl Group {
 
     /// Moves `run`, which is not among the group's operations, as long as that takes no sleep. Returns whether it
     /// has ended.
-    fn run_at_once(&self, core: &mut Core, run: &mut PlanRun) -> Result<bool> {
+    fn run_at_once(
+        &self,
+        core: &mut Core,
+        run: &mut PlanRun,
+        since: Option<Instant>,
+    ) -> Result<bool> {
         let ended = self.patiently(core, |core| {
             if run.is_short() {
                 return Ok(match run.walk(&mut core.links)? {
@@ -124,9 +137,28 @@ impl Group {
             let error = error.with_operation(run.name());
             let error = self.explained(core, error);
             core.ended_before_failure = Some(run.fingerprint().sequence - 1);
+            if let Some(since) = since {
+                self.trace_at_once(core, run, since, Some(&error));
+            }
             self.fail(core, error.clone());
             error
         })
+    }
+
+    /// Puts a collective that was carried out at once, or failed, into the trace.
+    #[cold]
+    #[inline(never)]
+    fn trace_at_once(&self, core: &Core, run: &PlanRun, since: Instant, error: Option<&Error>) {
+        if let Some(timeline) = &core.timeline {
+            let print = run.fingerprint();
+            let bytes = run.operands().buffers.longest();
+            timeline.at_once(
+                (run.collective(), print.sequence),
+                Begun::of(&print, bytes, run.algorithm()),
+                (since, self.clock.now()),
+                error.map(|error| error.message.clone()),
+            );
+        }
     }
 
     /// Takes turns until one is the last, or the next thing to do would be to sleep (false). A panic is a defect, as in

@@ -5,7 +5,7 @@
 //! becomes an operation that other threads can drive; so does a message that has come only in part.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::buffer::Memory;
 use crate::engine::work::PointToPoint;
@@ -17,6 +17,7 @@ use crate::engine::drive::blocking::Turn;
 use crate::engine::group::submit::check_elements;
 use crate::engine::message::look::{Look, Wanted};
 use crate::engine::state::{Core, Group};
+use crate::engine::timeline::Begun;
 use crate::engine::work::{Received, WorkState};
 use crate::fence::contained;
 
@@ -178,6 +179,7 @@ impl Group {
         if core.leader {
             return Ok(false);
         }
+        let since = core.timeline.is_some().then(|| self.clock.now());
         let Core {
             matching, links, ..
         } = &mut *core;
@@ -187,7 +189,11 @@ impl Group {
         match sent.flatten() {
             Ok(sent) => {
                 if sent {
-                    self.note_message(&mut core, Collective::Send, outgoing.memory.len());
+                    let bytes = outgoing.memory.len();
+                    self.note_message(&mut core, Collective::Send, bytes);
+                    if let Some(since) = since {
+                        self.trace_message(&core, (Collective::Send, bytes), place, since);
+                    }
                 }
                 Ok(sent)
             }
@@ -208,7 +214,8 @@ impl Group {
         if core.leader || core.is_busy() || !core.matching.may_look(from) {
             return Ok(Found::Nothing);
         }
-        let bytes = incoming.memory.len();
+        let since = core.timeline.is_some().then(|| self.clock.now());
+        let (bytes, tag) = (incoming.memory.len(), incoming.tag);
         let mut wanted = Wanted {
             from,
             tag: incoming.tag,
@@ -218,12 +225,15 @@ impl Group {
         };
         if self.look(&mut core, &mut wanted)? {
             self.note_message(&mut core, Collective::Recv, bytes);
+            if let Some(since) = since {
+                self.trace_message(&core, (Collective::Recv, bytes), (from, tag), since);
+            }
             return Ok(Found::Whole(from));
         }
         if wanted.arrived.is_none() {
             return Ok(Found::Nothing);
         }
-        let what = (Collective::Recv, Some(from), bytes);
+        let what = (Collective::Recv, Some(from), bytes, Some(tag));
         let work = self.start_message(&mut core, what, blocking(timeout), |core, work| {
             core.matching.receive_rest(wanted, work);
             Ok(true)
@@ -265,6 +275,28 @@ impl Group {
             collective: collective as u8,
             ..Fingerprint::default()
         });
+    }
+
+    /// Puts a message that was carried out at once into the trace: the last one.
+    #[cold]
+    #[inline(never)]
+    fn trace_message(
+        &self,
+        core: &Core,
+        (collective, bytes): (Collective, usize),
+        (peer, tag): (Rank, u64),
+        since: Instant,
+    ) {
+        if let Some(timeline) = &core.timeline {
+            let begun = Begun {
+                bytes,
+                peer: Some(peer),
+                tag: Some(tag),
+                ..Begun::default()
+            };
+            let times = (since, self.clock.now());
+            timeline.at_once((collective, core.messages), begun, times, None);
+        }
     }
 }
 

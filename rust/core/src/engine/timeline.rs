@@ -1,0 +1,151 @@
+//! The operations of a group as the trace of the process has them.
+//!
+//! There is none unless the setting `trace` asks for it, and then a group pays one look at that for each operation. With it,
+//! an operation is noted when it begins and put into the trace when it has ended: in `settle`, or at once where it was
+//! carried out at once.
+
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::fork::Own;
+use crate::trace::{Event, Member, Track};
+use crate::transport::keys::Hex;
+use crate::types::{Algorithm, Collective, Rank};
+
+use crate::engine::collective::header::Fingerprint;
+use crate::engine::state::Membership;
+use crate::engine::work::WorkState;
+
+/// A group's part of the trace, and the beginnings of what is under way.
+pub(crate) struct Timeline {
+    track: Own<Track>,
+    /// By whether it is a message, and its number.
+    begun: FxHashMap<(bool, u64), Begun>,
+}
+
+/// The beginning of an operation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Begun {
+    pub(crate) bytes: usize,
+    pub(crate) algorithm: Option<Algorithm>,
+    /// The root of a collective that has one; the other rank of a message, if it is known.
+    pub(crate) peer: Option<Rank>,
+    pub(crate) tag: Option<u64>,
+    /// When it was called, if that was before it was started.
+    pub(crate) since: Option<Instant>,
+}
+
+impl Begun {
+    /// A collective of a buffer of so many bytes.
+    pub(crate) fn of(print: &Fingerprint, bytes: usize, algorithm: Option<Algorithm>) -> Self {
+        Self {
+            bytes,
+            algorithm,
+            peer: print.root_of_one(),
+            ..Self::default()
+        }
+    }
+}
+
+impl Timeline {
+    /// That of a member of a group, if the settings ask for one.
+    ///
+    /// # Errors
+    /// `System` where the trace cannot be written.
+    pub(crate) fn open(
+        config: &Config,
+        membership: &Membership,
+        rank: Rank,
+    ) -> Result<Option<Box<Self>>> {
+        let Some(folder) = &config.trace else {
+            return Ok(None);
+        };
+        let member = Member {
+            group: Hex(&membership.key.id()).to_string(),
+            rank,
+            numbers: membership.members.numbers().collect(),
+        };
+        Ok(Some(Box::new(Self {
+            track: Own::new(Track::open(folder, &member)?),
+            begun: FxHashMap::default(),
+        })))
+    }
+
+    pub(crate) fn note_clock(&self, offset: i64, error: u64) {
+        self.track.note_clock(offset, error);
+    }
+
+    /// An operation is under way.
+    pub(crate) fn begin(&mut self, work: &WorkState, begun: Begun) {
+        self.begun.insert(place(work), begun);
+    }
+
+    /// A collective has been under way since then, and goes by that algorithm.
+    pub(crate) fn correct(
+        &mut self,
+        sequence: u64,
+        since: Option<Instant>,
+        algorithm: Option<Algorithm>,
+    ) {
+        if let Some(begun) = self.begun.get_mut(&(false, sequence)) {
+            begun.since = since.or(begun.since);
+            begun.algorithm = algorithm.or(begun.algorithm);
+        }
+    }
+
+    /// An operation has ended, and has waited for those ranks.
+    pub(crate) fn end(
+        &mut self,
+        work: &WorkState,
+        (result, now): (&Result<()>, Instant),
+        waited: Vec<(Rank, Duration)>,
+    ) {
+        // A probe is not noted.
+        let Some(begun) = self.begun.remove(&place(work)) else {
+            return;
+        };
+        let received = work.received();
+        self.track.record(Event {
+            collective: work.collective,
+            sequence: work.sequence,
+            bytes: received.map_or(begun.bytes, |it| it.bytes),
+            algorithm: begun.algorithm,
+            peer: received.map(|it| it.source).or(begun.peer),
+            tag: begun.tag,
+            begin: begun.since.unwrap_or(work.started),
+            end: now,
+            waited,
+            failure: result.as_ref().err().map(|error| error.message.clone()),
+        });
+    }
+
+    /// An operation was carried out at once, or failed.
+    pub(crate) fn at_once(
+        &self,
+        (collective, sequence): (Collective, u64),
+        begun: Begun,
+        (begin, end): (Instant, Instant),
+        failure: Option<String>,
+    ) {
+        self.track.record(Event {
+            collective,
+            sequence,
+            bytes: begun.bytes,
+            algorithm: begun.algorithm,
+            peer: begun.peer,
+            tag: begun.tag,
+            begin,
+            end,
+            waited: Vec::new(),
+            failure,
+        });
+    }
+}
+
+fn place(work: &WorkState) -> (bool, u64) {
+    let is_message = matches!(work.collective, Collective::Send | Collective::Recv);
+    (is_message, work.sequence)
+}
