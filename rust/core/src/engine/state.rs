@@ -16,7 +16,7 @@ use crate::plan::{Algorithm, Shape};
 use crate::processors::cores;
 use crate::reduce::Workers;
 use crate::transport::endpoint::{Lane, Seat};
-use crate::transport::keys::GroupKey;
+use crate::transport::keys::{GroupKey, Hex};
 use crate::transport::{Hindrance, Link, Mend, Notice, SocketId, Stripe};
 use crate::types::{DataType, Rank};
 
@@ -305,7 +305,11 @@ impl Group {
             recorder: Recorder::new(config.flight_records),
             waits: Waits::default(),
             traffic: Box::default(),
-            timeline: Timeline::open(&config, &membership, rank)?,
+            timeline: Timeline::open(
+                &config,
+                Hex(&membership.key.id()).to_string(),
+                (rank, membership.members.numbers().collect()),
+            )?,
         };
         let parker = Parker::new()?;
         let threads = own_threads(&config, &membership.topology, rank, &BESIDE);

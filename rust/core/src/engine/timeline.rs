@@ -12,11 +12,9 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::fork::Own;
 use crate::trace::{Event, Member, Track};
-use crate::transport::keys::Hex;
 use crate::types::{Algorithm, Collective, Rank};
 
 use crate::engine::collective::header::Fingerprint;
-use crate::engine::state::Membership;
 use crate::engine::work::WorkState;
 
 /// A group's part of the trace, and the beginnings of what is under way.
@@ -51,22 +49,22 @@ impl Begun {
 }
 
 impl Timeline {
-    /// That of a member of a group, if the settings ask for one.
+    /// That of a rank of a group of this name, if the settings ask for one.
     ///
     /// # Errors
     /// `System` where the trace cannot be written.
     pub(crate) fn open(
         config: &Config,
-        membership: &Membership,
-        rank: Rank,
+        group: String,
+        (rank, numbers): (Rank, Vec<Rank>),
     ) -> Result<Option<Box<Self>>> {
         let Some(folder) = &config.trace else {
             return Ok(None);
         };
         let member = Member {
-            group: Hex(&membership.key.id()).to_string(),
+            group,
             rank,
-            numbers: membership.members.numbers().collect(),
+            numbers,
         };
         Ok(Some(Box::new(Self {
             track: Own::new(Track::open(folder, &member)?),
