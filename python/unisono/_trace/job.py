@@ -171,7 +171,8 @@ class Job:
         found: dict[tuple[str, int, int], list[Operation]] = defaultdict(list)
         for operation in self.operations():
             if not operation.is_message:
-                found[(*operation.member.place, operation.number)].append(operation)
+                group, time = operation.member.place
+                found[group, time, operation.number].append(operation)
         return found
 
     @cached_property
@@ -188,7 +189,7 @@ class Job:
                 stream = (*member.place, *ends, notes.get("tag", 0))
                 (sends if is_send else receives)[stream].append(operation)
         lossy = {member.place for member in self._members() if member.lost}
-        met = []
+        met: list[tuple[Operation, Operation]] = []
         for stream, sent in sends.items():
             if stream[:2] in lossy:
                 continue

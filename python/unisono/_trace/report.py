@@ -1,10 +1,11 @@
 """The findings of a trace: stragglers, waiting, the slowest operations and links, in words.
 
 A rank is late in an operation if it comes last and more than `LATE` after the median of the others,
-without the time for which it waited itself in between: who is held up holds up others, too. The wait of a rank is the time from its call until the last
-of those has come, which is known from their clocks alone; the rest of an operation is its transfer.
-Where the engine has noted that a rank waited for a peer that had come already, that is a wait of
-the link to the peer, or of its core.
+without the time for which it waited itself in between: a rank that is held up holds up others, too.
+The wait of a rank is the time from its call until the last of those has come without which its
+operation cannot end, which is known from their clocks alone; the rest of an operation is its
+transfer. Where the engine has noted that a rank waited for a peer that had come already, that is a
+wait of the link to the peer, or of its core.
 """
 
 from __future__ import annotations
@@ -113,9 +114,8 @@ def report(job: Job) -> Report:
     """Find out who was late, who waited, and for how long."""
     begin = min((one.begin for one in job.operations()), default=0)
     end = max((one.end for one in job.operations()), default=0)
-    ranks = {
-        id(process): Rank(process.rank, process.host, process.pid) for process in job.processes
-    }
+    ranks = {id(one): Rank(one.rank, one.host, one.pid) for one in job.processes}
+    waits_of = {}
     for process in job.processes:
         rank = ranks[id(process)]
         operations = list(process.operations())

@@ -164,7 +164,7 @@ impl Communicator {
         let newcomers = group.membership.members.newcomers();
         let mut comm = Self::new(group);
         comm.newcomers = newcomers;
-        clocks::compare(&comm.group)?;
+        comm.compare_clocks()?;
         Ok(comm)
     }
 
