@@ -53,7 +53,7 @@ def write(job: Job, folder: Path, target: Path) -> Merged:
     for path in sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")]):
         try:
             name, text, entry = _torch(job, path)
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError, ValueError) as error:
             merged.left_out.append(f"{path.name}: {error}")
             continue
         members[name] = text
