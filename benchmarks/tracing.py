@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import numpy as np
 import unisono
 
 BLOCK = 3.0
-# Calls between two looks at the clock, and so many to warm up.
+# Calls between two looks at the clock, and those that warm up.
 CALLS, WARM = 200, 500
 
 
@@ -48,7 +49,9 @@ def block(comm: unisono.Communicator, data: np.ndarray, seconds: float) -> float
 def rank(chosen: argparse.Namespace, folder: str) -> None:
     """Time both groups in turns; rank 0 prints a row for each size."""
     plain = unisono.init()
-    traced = unisono.init(options=unisono.Options(trace=folder))
+    place = plain.broadcast_object(_free_place() if plain.rank == 0 else None)
+    options = unisono.Options(trace=folder)
+    traced = unisono.init(place, rank=plain.rank, world_size=plain.world_size, options=options)
     for size in chosen.sizes:
         data = np.zeros(max(size // 4, 1), np.float32)
         off, on = [], []
@@ -63,6 +66,11 @@ def rank(chosen: argparse.Namespace, folder: str) -> None:
                 f"{statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})",
                 flush=True,
             )
+
+
+def _free_place() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"tcp://127.0.0.1:{server.getsockname()[1]}"
 
 
 def main() -> int:

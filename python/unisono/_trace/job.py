@@ -242,7 +242,7 @@ def _needs(part: Operation, other: Operation) -> bool:
 
 
 def _process(path: Path) -> Process | None:
-    """Read a file; `None` where it ends before it has said of which process it is."""
+    """Read a file; `None` where it ends before it has named its process."""
     process, named = Process(path), False
     tracks: dict[int, Member] = {}
     times: dict[tuple[str, int], int] = defaultdict(int)

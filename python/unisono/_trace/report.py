@@ -22,6 +22,9 @@ from unisono._trace.job import Job, Operation
 
 # Nanoseconds after which a rank is late: less is the noise of processes that share cores.
 LATE = 50_000
+# A rank that held the others for a smaller part of the time of the one that held them longest is
+# no straggler.
+WORTH_TELLING = 0.05
 # Bytes from which a message tells the rate of its link.
 LONG = 64 << 10
 MOST = 8
@@ -93,8 +96,9 @@ class Report:
 
     @property
     def stragglers(self) -> list[Rank]:
-        """The ranks that were late, the one that held the others longest first."""
-        late = [rank for rank in self.ranks if rank.late]
+        """The ranks that held the others for long, the longest first."""
+        most = max((rank.held for rank in self.ranks), default=0)
+        late = [rank for rank in self.ranks if rank.late and rank.held >= WORTH_TELLING * most]
         return sorted(late, key=lambda rank: -rank.held)
 
     @property

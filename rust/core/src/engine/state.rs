@@ -493,6 +493,16 @@ impl Core {
         !self.operations.is_empty() || self.matching.under_way().next().is_some()
     }
 
+    /// A collective under way has ended: the one at this place.
+    pub(crate) fn complete(&mut self, index: usize) {
+        let operation = self.operations.remove(index);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.correct(operation.work.sequence, None, operation.run.algorithm());
+        }
+        self.recycle(operation.run);
+        self.finished.push((operation.work, Ok(())));
+    }
+
     /// Keeps what a run that has ended can pass on to the next.
     pub(crate) fn recycle(&mut self, mut run: Box<PlanRun>) {
         run.share(None);

@@ -37,7 +37,7 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
-    /// A collective of a buffer of so many bytes.
+    /// A collective, and the bytes of its longer buffer.
     pub(crate) fn of(print: &Fingerprint, bytes: usize, algorithm: Option<Algorithm>) -> Self {
         Self {
             bytes,
@@ -146,4 +146,61 @@ impl Timeline {
 fn place(work: &WorkState) -> (bool, u64) {
     let is_message = matches!(work.collective, Collective::Send | Collective::Recv);
     (is_message, work.sequence)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::thread;
+
+    use crate::communicator::Communicator;
+    use crate::config::Config;
+    use crate::types::ReduceOp;
+
+    /// At once and not, with a message from any rank, and one that fails.
+    fn play(comm: &Communicator) {
+        let (mut short, mut long) = ([1.0_f32; 4], vec![1.0_f32; 1 << 18]);
+        comm.all_reduce(&mut short, ReduceOp::Sum).unwrap();
+        comm.all_reduce(&mut long, ReduceOp::Sum).unwrap();
+        comm.broadcast(&mut short, 1).unwrap();
+        let peer = 1 - comm.rank();
+        let from = (comm.rank() == 0).then_some(peer);
+        comm.send_receive_slices((&long, peer), (&mut vec![0.0; 1 << 18], from), 7)
+            .unwrap();
+        match comm.rank() {
+            0 => comm.abort("enough"),
+            _ => drop(comm.all_reduce(&mut long, ReduceOp::Sum).unwrap_err()),
+        }
+    }
+
+    #[test]
+    fn every_operation_is_in_the_trace_with_what_is_known_of_it() {
+        let name = format!("unisono-timeline-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let mut config = Config::default();
+        config.set("trace", folder.to_str().unwrap()).unwrap();
+        let ranks = Communicator::local(2, &config).unwrap();
+        thread::scope(|scope| {
+            for comm in &ranks {
+                scope.spawn(move || play(comm));
+            }
+        });
+        drop(ranks);
+        let files: Vec<_> = fs::read_dir(&folder).unwrap().collect();
+        // One process.
+        assert_eq!(files.len(), 1);
+        let bytes = fs::read(files[0].as_ref().unwrap().path()).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        let count = |word: &str| text.matches(word).count();
+        assert_eq!(count("all_reduce"), 5);
+        assert_eq!(count("broadcast"), 2);
+        // Each operation that a message is, by its name and its annotations.
+        assert_eq!((count("send"), count("recv")), (2, 2));
+        assert_eq!((count("tag"), count("peer")), (4, 4));
+        assert_eq!(count("root"), 2);
+        assert_eq!(count("algorithm"), 7);
+        assert_eq!(count("failure"), 1);
+        assert!(text.contains("enough"));
+    }
 }

@@ -6,7 +6,7 @@
 //! because the file cannot be written as fast loses events, and counts them.
 //!
 //! Times are those of the monotonic clock, which the processes of a host share; the file also says where the clock of the
-//! day stood. What relates the clocks of two hosts is measured over the group's links (`communicator/clocks.rs`) and
+//! day stood. The offset between two hosts is measured over the group's links (`communicator/clocks.rs`) and
 //! [noted](Track::note_clock). `unisono trace` reads the files (`python/unisono/_trace/`), by the names that events and
 //! annotations have here.
 
@@ -31,7 +31,7 @@ use crate::types::{Algorithm, Collective, Rank};
 /// How often events are written.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// So many events of a group have the thread write them at once, and so many are kept at most.
+/// The events of a group that have the thread write them at once, and the most that are kept.
 const MANY: usize = 1 << 12;
 const MOST: usize = 1 << 16;
 
@@ -129,7 +129,10 @@ impl Epoch {
     }
 }
 
-static WRITERS: PerProcess<Mutex<Vec<(PathBuf, Weak<Writer>)>>> = PerProcess::new(Mutex::default);
+/// The writers of a process, by their folders.
+type Writers = Mutex<Vec<(PathBuf, Weak<Writer>)>>;
+
+static WRITERS: PerProcess<Writers> = PerProcess::new(Mutex::default);
 
 /// The reading of the monotonic clock, in nanoseconds.
 pub(crate) fn monotonic() -> u64 {
@@ -149,7 +152,7 @@ impl Track {
     pub(crate) fn open(folder: &Path, member: &Member) -> Result<Self> {
         let refused = |cause| {
             let folder = folder.display();
-            Error::system(&format!("write a trace into {folder}"), cause)
+            Error::system(format!("write a trace into {folder}"), cause)
         };
         let mut writers = WRITERS.lock();
         writers.retain(|(_, writer)| writer.strong_count() > 0);
@@ -182,7 +185,7 @@ impl Track {
         }
     }
 
-    /// The monotonic clock of rank 0's host stands this much before this host's, give or take `error` nanoseconds.
+    /// Notes that the monotonic clock of rank 0's host stands `offset` nanoseconds before this host's, give or take `error`.
     pub(crate) fn note_clock(&self, offset: i64, error: u64) {
         let mut output = self.writer.output.lock();
         let at = monotonic();

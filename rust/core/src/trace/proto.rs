@@ -44,10 +44,14 @@ impl Message {
     pub(super) fn nest(&mut self, field: u64, write: impl FnOnce(&mut Self)) -> &mut Self {
         self.varint(field << 3 | 2);
         let at = self.0.len();
+        // Its length stands before it, mostly in one byte.
+        self.0.push(0);
         write(self);
-        // Its length stands before it.
-        let (digits, count) = digits((self.0.len() - at) as u64);
-        self.0.splice(at..at, digits.into_iter().take(count));
+        let (digits, count) = digits((self.0.len() - at - 1) as u64);
+        match count {
+            1 => self.0[at] = digits[0],
+            _ => drop(self.0.splice(at..=at, digits.into_iter().take(count))),
+        }
         self
     }
 

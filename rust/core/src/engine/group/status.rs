@@ -75,7 +75,7 @@ impl Group {
         })
     }
 
-    /// Notes in the trace, if there is one, that rank 0's clock stands so many nanoseconds before this host's.
+    /// Notes in the trace, if there is one, by how many nanoseconds rank 0's clock stands before this host's.
     pub(crate) fn note_clock(&self, offset: i64, error: u64) {
         if let Some(timeline) = &self.core.lock().timeline {
             timeline.note_clock(offset, error);

@@ -63,12 +63,7 @@ impl Group {
                 }
             }
             if operation.run.is_done() {
-                let operation = core.operations.remove(index);
-                if let Some(timeline) = &mut core.timeline {
-                    timeline.correct(operation.work.sequence, None, operation.run.algorithm());
-                }
-                core.recycle(operation.run);
-                core.finished.push((operation.work, Ok(())));
+                core.complete(index);
                 moved = true;
             } else {
                 index += 1;
