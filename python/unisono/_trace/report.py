@@ -4,8 +4,8 @@ A rank is late in an operation if it comes last and more than `LATE` after the m
 without the time for which it waited itself in between: a rank that is held up holds up others, too.
 The wait of a rank is the time from its call until the last of those has come without which its
 operation cannot end, which is known from their clocks alone; the rest of an operation is its
-transfer. Where the engine has noted that a rank waited for a peer that had come already, that is a
-wait of the link to the peer, or of its core.
+transfer. Where the engine has noted that a rank waited for a peer that had come already, and longer
+than the peer waited for others, that is a wait of the link to the peer, or of its core.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Link:
     target: int
     transfers: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
-    # For how long the target waited for the source in collectives that the source was in.
+    # For how long the target waited for the source in collectives: once that had come, and for
+    # longer than that waited itself.
     waited: float = 0.0
 
 
@@ -194,7 +195,7 @@ def _kinds(job: Job) -> list[Kind]:
 
 
 def _links(job: Job) -> list[Link]:
-    """The ways between ranks of the whole job, the slowest first."""
+    """The ways between ranks of the whole job, those with the slowest messages first."""
     found: dict[tuple[int, int], Link] = {}
 
     def link(source: int, target: int) -> Link:
@@ -215,11 +216,16 @@ def _links(job: Job) -> list[Link]:
                 if other is None:
                     continue
                 missing = max(0, min(other.begin, part.end) - part.begin)
-                beyond = max(0, waited - missing) / _SECOND
+                # The other one may have been held up itself, as in a ring.
+                held_up = sum(other.notes.get("waited_ns", {}).values())
+                beyond = max(0, waited - missing - held_up) / _SECOND
                 ends = other.member.process.rank, part.member.process.rank
                 link(*ends).waited += beyond
-    slow = found.values()
-    return sorted(slow, key=lambda way: -(way.waited + sum(way.transfers)))
+
+    def slowness(way: Link) -> tuple[float, float]:
+        return -statistics.median(way.transfers or [0.0]), -way.waited
+
+    return sorted(found.values(), key=slowness)
 
 
 def _slow(one: Operation, begin: int) -> dict[str, Any]:
