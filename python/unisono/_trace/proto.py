@@ -7,6 +7,7 @@ of a packet, since its process was killed, is read up to there.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -54,9 +55,15 @@ def _event(time: int, body: memoryview) -> Event:
         elif number == 23:
             event.name = str(value, "utf-8")
         elif number == 4:
-            name, note = _annotation(value)
+            name, note = _known(bytes(value))
             event.notes[name] = note
     return event
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _known(body: bytes) -> tuple[str, Any]:
+    """An annotation: most are the same as in other events."""
+    return _annotation(memoryview(body))
 
 
 def _annotation(body: memoryview) -> tuple[str, Any]:
@@ -92,7 +99,10 @@ def _fields(data: memoryview, is_cut: bool = False) -> Iterator[tuple[int, Any]]
                 value, at = _varint(data, at)
                 yield tag >> 3, value
                 continue
-            size, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+            if kind == 2:
+                size, at = _varint(data, at)
+            else:
+                size = {1: 8, 5: 4}[kind]
         except (IndexError, KeyError):
             if is_cut:
                 return

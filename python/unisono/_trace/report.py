@@ -11,7 +11,6 @@ than the peer waited for others, that is a wait of the link to the peer, or of i
 from __future__ import annotations
 
 import bisect
-import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -174,9 +173,10 @@ def _blame(
 
 def _within(spans: Sequence[tuple[int, int]], begin: int, end: int) -> int:
     """The length of the parts of the spans, which are in order, between two times."""
-    at = max(bisect.bisect_left(spans, (begin, begin)) - 1, 0)
+    first = max(bisect.bisect_left(spans, (begin, begin)) - 1, 0)
     found = 0
-    for since, till in itertools.islice(spans, at, None):
+    for at in range(first, len(spans)):
+        since, till = spans[at]
         if since >= end:
             break
         found += max(0, min(till, end) - max(since, begin))

@@ -135,14 +135,20 @@ def test_perfetto_s_own_messages_read_the_trace(late: Path, tmp_path: Path) -> N
             assert sorted(ends) == sorted(flow for event in events for flow in event.flow_ids)
 
 
-@pytest.mark.parametrize("suffix", [".zip", ".tar"])
-def test_traces_of_torch_lie_beside(suffix: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two ranks of torch, with its own traces and some that are none."""
     pytest.importorskip("torch")
-    folder = tmp_path / "trace"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("trace")
     traced(folder, "is_profiled", str(folder), world=2, torch=True)
     (folder / "other.json").write_text("{}")
     (folder / "cut.json.gz").write_bytes(gzip.compress(b"{}")[:-4])
+    return folder
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
+def test_traces_of_torch_lie_beside(profiled: Path, suffix: str, tmp_path: Path) -> None:
+    folder = profiled
     job = Job.read(folder)
     merged = merge.write(job, folder, target := tmp_path / f"all{suffix}")
     assert merged.beside == ["profile-0.json", "profile-1.json.gz"]
