@@ -19,10 +19,10 @@ from unisono._trace.job import Job, NoTraceError
 _EXAMPLES = """\
 examples:
   UNISONO_TRACE=trace torchrun --nproc-per-node 4 train.py
-  unisono trace report trace              stragglers, waits, slowest operations and links
-  unisono trace report trace --html a.html
-  unisono trace merge trace -o a.zip      for https://ui.perfetto.dev, with arrows between
-                                          ranks, and torch's traces beside (trace/*.json)
+  unisono trace report trace                 who was late, and who waited
+  unisono trace report trace --html a.html   the same as a page with pictures
+  unisono trace merge trace -o a.zip         for https://ui.perfetto.dev, with
+                                             torch's traces (trace/*.json)
 """
 
 

@@ -497,7 +497,7 @@ impl Core {
     pub(crate) fn complete(&mut self, index: usize) {
         let operation = self.operations.remove(index);
         if let Some(timeline) = &mut self.timeline {
-            timeline.correct(operation.work.sequence, None, operation.run.algorithm());
+            timeline.choose(operation.work.sequence, operation.run.algorithm());
         }
         self.recycle(operation.run);
         self.finished.push((operation.work, Ok(())));

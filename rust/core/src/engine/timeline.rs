@@ -22,6 +22,10 @@ pub(crate) struct Timeline {
     track: Own<Track>,
     /// By whether it is a message, and its number.
     begun: FxHashMap<(bool, u64), Begun>,
+    /// When the last call of a collective began that is carried out in its thread.
+    called: Option<Instant>,
+    /// When the last message began to be sent, or looked for, in the calling thread.
+    looked: Option<Instant>,
 }
 
 /// The beginning of an operation.
@@ -69,7 +73,19 @@ impl Timeline {
         Ok(Some(Box::new(Self {
             track: Own::new(Track::open(folder, &member)?),
             begun: FxHashMap::default(),
+            called: None,
+            looked: None,
         })))
+    }
+
+    /// A call of a collective begins, which may be carried out at once.
+    pub(crate) fn call(&mut self, now: Instant) {
+        self.called = Some(now);
+    }
+
+    /// A message is looked for, or tried to be sent, which may be carried out at once.
+    pub(crate) fn look(&mut self, now: Instant) {
+        self.looked = Some(now);
     }
 
     pub(crate) fn note_clock(&self, offset: i64, error: u64) {
@@ -78,19 +94,22 @@ impl Timeline {
 
     /// An operation is under way.
     pub(crate) fn begin(&mut self, work: &WorkState, begun: Begun) {
-        self.begun.insert(place(work), begun);
+        let place = place(work);
+        let since = if place.0 { self.looked.take() } else { None };
+        self.begun.insert(place, Begun { since, ..begun });
     }
 
-    /// A collective has been under way since then, and goes by that algorithm.
-    pub(crate) fn correct(
-        &mut self,
-        sequence: u64,
-        since: Option<Instant>,
-        algorithm: Option<Algorithm>,
-    ) {
+    /// The collective that was called last is under way: this one.
+    pub(crate) fn goes_on(&mut self, sequence: u64) {
         if let Some(begun) = self.begun.get_mut(&(false, sequence)) {
-            begun.since = since.or(begun.since);
-            begun.algorithm = algorithm.or(begun.algorithm);
+            begun.since = self.called;
+        }
+    }
+
+    /// A collective under way goes by that algorithm.
+    pub(crate) fn choose(&mut self, sequence: u64, algorithm: Option<Algorithm>) {
+        if let Some(begun) = self.begun.get_mut(&(false, sequence)) {
+            begun.algorithm = algorithm;
         }
     }
 
@@ -122,12 +141,16 @@ impl Timeline {
 
     /// An operation was carried out at once, or failed.
     pub(crate) fn at_once(
-        &self,
+        &mut self,
         (collective, sequence): (Collective, u64),
         begun: Begun,
-        (begin, end): (Instant, Instant),
+        end: Instant,
         failure: Option<String>,
     ) {
+        let begin = match collective {
+            Collective::Send | Collective::Recv => self.looked.take(),
+            _ => self.called,
+        };
         self.track.record(Event {
             collective,
             sequence,
@@ -135,7 +158,7 @@ impl Timeline {
             algorithm: begun.algorithm,
             peer: begun.peer,
             tag: begun.tag,
-            begin,
+            begin: begin.unwrap_or(end),
             end,
             waited: Vec::new(),
             failure,

@@ -94,6 +94,8 @@ struct Output {
     process: u64,
     epoch: Epoch,
     message: Message,
+    /// The last description, as it is written: many operations are alike.
+    described: (Option<Description>, Message),
     tracks: Vec<Lanes>,
     /// Memory for events, to be swapped for a full buffer.
     spare: Vec<Event>,
@@ -231,6 +233,7 @@ impl Writer {
                 monotonic: monotonic(),
             },
             message: Message::default(),
+            described: (None, Message::default()),
             tracks: Vec::new(),
             spare: Vec::new(),
             next_uuid: uuid,
@@ -404,8 +407,19 @@ impl Output {
             self.epoch.monotonic(event.begin),
             self.epoch.monotonic(event.end),
         );
+        let description = Some(Description::of(event));
+        let (known, described) = &mut self.described;
+        if *known != description {
+            described.clear();
+            describe(described, event);
+            *known = description;
+        }
         self.message.packet(number, begin, |packet| {
-            packet.event(BEGIN, uuid, |it| describe(it, event));
+            packet.event(BEGIN, uuid, |it| {
+                it.append(described);
+                it.annotate_number("sequence", event.sequence);
+                tell(it, event);
+            });
         });
         self.message.packet(number, end, |packet| {
             packet.event(END, uuid, |_| ());
@@ -442,10 +456,31 @@ impl Output {
     }
 }
 
-/// The name of an event and all that is known of it.
+/// All of an event that operations which are alike have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Description {
+    collective: Collective,
+    bytes: usize,
+    algorithm: Option<Algorithm>,
+    peer: Option<Rank>,
+    tag: Option<u64>,
+}
+
+impl Description {
+    fn of(event: &Event) -> Self {
+        Self {
+            collective: event.collective,
+            bytes: event.bytes,
+            algorithm: event.algorithm,
+            peer: event.peer,
+            tag: event.tag,
+        }
+    }
+}
+
+/// Writes the name of an event, and its [`Description`].
 fn describe(message: &mut Message, event: &Event) {
     message.name(event.collective.name());
-    message.annotate_number("sequence", event.sequence);
     message.annotate_number("bytes", event.bytes as u64);
     if let Some(algorithm) = event.algorithm {
         message.annotate_text("algorithm", algorithm.name());
@@ -457,6 +492,10 @@ fn describe(message: &mut Message, event: &Event) {
     if let Some(tag) = event.tag {
         message.annotate_number("tag", tag);
     }
+}
+
+/// Writes what an event has of its own.
+fn tell(message: &mut Message, event: &Event) {
     if !event.waited.is_empty() {
         message.annotate("waited_ns", |it| {
             for (rank, waited) in &event.waited {

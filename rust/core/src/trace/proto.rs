@@ -27,6 +27,11 @@ impl Message {
         self.0.clear();
     }
 
+    /// Adds the fields of another message.
+    pub(super) fn append(&mut self, other: &Self) {
+        self.0.extend_from_slice(&other.0);
+    }
+
     pub(super) fn number(&mut self, field: u64, value: u64) -> &mut Self {
         self.varint(field << 3);
         self.varint(value);

@@ -5,7 +5,7 @@
 //! longer, and from the start where the group has other operations under way.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::buffer::{Element, Memory};
 use crate::error::{Error, Result};
@@ -79,14 +79,16 @@ impl Group {
         let mut core = self.core.lock();
         self.check_alive()?;
         let alone = !core.leader && !core.is_busy();
-        let since = core.timeline.is_some().then(|| self.clock.now());
+        if let Some(timeline) = &mut core.timeline {
+            timeline.call(self.clock.now());
+        }
         let mut run = self.begin(&mut core, request)?;
-        if alone && self.run_at_once(&mut core, &mut run, since)? {
+        if alone && self.run_at_once(&mut core, &mut run)? {
             let fingerprint = run.fingerprint();
             let collective = run.collective();
             core.recorder.note(fingerprint);
-            if let Some(since) = since {
-                self.trace_at_once(&core, &run, since, None);
+            if core.timeline.is_some() {
+                self.trace_at_once(&mut core, &run, None);
             }
             core.recycle(run);
             return Ok(Carried::Out {
@@ -97,7 +99,7 @@ impl Group {
         let timeout = timeout.unwrap_or_else(|| self.timeout());
         let work = self.keep(&mut core, run, timeout, None);
         if let Some(timeline) = &mut core.timeline {
-            timeline.correct(work.sequence, since, None);
+            timeline.goes_on(work.sequence);
         }
         if !alone {
             self.step(&mut core);
@@ -108,12 +110,7 @@ impl Group {
 
     /// Moves `run`, which is not among the group's operations, as long as that takes no sleep. Returns whether it
     /// has ended.
-    fn run_at_once(
-        &self,
-        core: &mut Core,
-        run: &mut PlanRun,
-        since: Option<Instant>,
-    ) -> Result<bool> {
+    fn run_at_once(&self, core: &mut Core, run: &mut PlanRun) -> Result<bool> {
         let ended = self.patiently(core, |core| {
             if run.is_short() {
                 return Ok(match run.walk(&mut core.links)? {
@@ -137,9 +134,7 @@ impl Group {
             let error = error.with_operation(run.name());
             let error = self.explained(core, error);
             core.ended_before_failure = Some(run.fingerprint().sequence - 1);
-            if let Some(since) = since {
-                self.trace_at_once(core, run, since, Some(&error));
-            }
+            self.trace_at_once(core, run, Some(&error));
             self.fail(core, error.clone());
             error
         })
@@ -148,14 +143,14 @@ impl Group {
     /// Puts a collective that was carried out at once, or failed, into the trace.
     #[cold]
     #[inline(never)]
-    fn trace_at_once(&self, core: &Core, run: &PlanRun, since: Instant, error: Option<&Error>) {
-        if let Some(timeline) = &core.timeline {
+    fn trace_at_once(&self, core: &mut Core, run: &PlanRun, error: Option<&Error>) {
+        if let Some(timeline) = &mut core.timeline {
             let print = run.fingerprint();
             let bytes = run.operands().buffers.longest();
             timeline.at_once(
                 (run.collective(), print.sequence),
                 Begun::of(&print, bytes, run.algorithm()),
-                (since, self.clock.now()),
+                self.clock.now(),
                 error.map(|error| error.message.clone()),
             );
         }

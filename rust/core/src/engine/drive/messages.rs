@@ -5,7 +5,7 @@
 //! becomes an operation that other threads can drive; so does a message that has come only in part.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::buffer::Memory;
 use crate::engine::work::PointToPoint;
@@ -179,7 +179,9 @@ impl Group {
         if core.leader {
             return Ok(false);
         }
-        let since = core.timeline.is_some().then(|| self.clock.now());
+        if let Some(timeline) = &mut core.timeline {
+            timeline.look(self.clock.now());
+        }
         let Core {
             matching, links, ..
         } = &mut *core;
@@ -191,8 +193,8 @@ impl Group {
                 if sent {
                     let bytes = outgoing.memory.len();
                     self.note_message(&mut core, Collective::Send, bytes);
-                    if let Some(since) = since {
-                        self.trace_message(&core, (Collective::Send, bytes), place, since);
+                    if core.timeline.is_some() {
+                        self.trace_message(&mut core, (Collective::Send, bytes), place);
                     }
                 }
                 Ok(sent)
@@ -214,7 +216,9 @@ impl Group {
         if core.leader || core.is_busy() || !core.matching.may_look(from) {
             return Ok(Found::Nothing);
         }
-        let since = core.timeline.is_some().then(|| self.clock.now());
+        if let Some(timeline) = &mut core.timeline {
+            timeline.look(self.clock.now());
+        }
         let (bytes, tag) = (incoming.memory.len(), incoming.tag);
         let mut wanted = Wanted {
             from,
@@ -225,8 +229,8 @@ impl Group {
         };
         if self.look(&mut core, &mut wanted)? {
             self.note_message(&mut core, Collective::Recv, bytes);
-            if let Some(since) = since {
-                self.trace_message(&core, (Collective::Recv, bytes), (from, tag), since);
+            if core.timeline.is_some() {
+                self.trace_message(&mut core, (Collective::Recv, bytes), (from, tag));
             }
             return Ok(Found::Whole(from));
         }
@@ -282,20 +286,19 @@ impl Group {
     #[inline(never)]
     fn trace_message(
         &self,
-        core: &Core,
+        core: &mut Core,
         (collective, bytes): (Collective, usize),
         (peer, tag): (Rank, u64),
-        since: Instant,
     ) {
-        if let Some(timeline) = &core.timeline {
+        if let Some(timeline) = &mut core.timeline {
             let begun = Begun {
                 bytes,
                 peer: Some(peer),
                 tag: Some(tag),
                 ..Begun::default()
             };
-            let times = (since, self.clock.now());
-            timeline.at_once((collective, core.messages), begun, times, None);
+            let end = self.clock.now();
+            timeline.at_once((collective, core.messages), begun, end, None);
         }
     }
 }
