@@ -28,6 +28,7 @@ COMMANDS = {
     "status": ("the ranks on this host, and for whom they wait", "_status"),
     "top": ("the same again and again, with rates", "_status.top"),
     "metrics": ("the same for Prometheus, as OpenMetrics", "_status.metrics"),
+    "trace": ("one file of what the ranks did in time, and who was late", "_trace"),
     "bench": ("how fast the operations are here, with checked results", "_bench"),
     "chaos": ("jobs whose ranks are killed and whose connections break", "_chaos"),
     "explain": ("the algorithm that a group would take for a call, and why", "_explain"),

@@ -158,6 +158,7 @@ class Options:
         secret_file: str | PathLike[str] | None = None,
         encrypt: bool | str | None = None,
         flight_records: int | str | None = None,
+        trace: str | PathLike[str] | None = None,
         log: str | None = None,
     ) -> Options: ...
     def keys(self) -> list[str]: ...

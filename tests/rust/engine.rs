@@ -995,11 +995,11 @@ fn what_repeats_a_call_is_refused_where_its_buffers_differ() {
 fn an_exchange_that_cannot_be_sent_takes_its_receive_back() {
     let _others = beside_others();
     run(Transport::Shm, 2, |comm| {
-        let (outgoing, mut incoming) = ([1_u8; 4], [0_u8; 8]);
+        let (outgoing, mut incoming) = ([1_u8; 4], [0_u8; 2]);
         let rank = comm.rank();
         let error = comm
             .send_receive_slices((&outgoing, rank), (&mut incoming, Some(rank)), 3)
-            .expect_err("eight bytes of four");
+            .expect_err("four bytes for two");
         assert_eq!(error.code, Code::InvalidArgument, "{error}");
         let error = comm
             .send_receive_slices((&outgoing, 7), (&mut incoming, Some(rank)), 3)

@@ -19,6 +19,7 @@
 //!   `handshake` proves that a peer is a member. And what device memory needs: the CUDA driver, found at run time, behind
 //!   safe objects.
 //! - [`rendezvous`]: how the ranks of a job find each other (stores, launchers) and learn each other's keys.
+//! - `trace`: the operations of this process in time, in a file that Perfetto opens.
 //! - `engine`: runs plans over links. One progress thread per process; a blocking call drives its own operation.
 //! - `device`: operations on device memory, enqueued on the caller's streams.
 //! - [`cuda`]: on which device memory lies, for a caller that has an address alone.
@@ -45,6 +46,7 @@
 //!   `engine/group/end.rs` (`fail_with`).
 //! * Which ranks go on when others are gone: `engine/membership/agreement.rs`, carried by `communicator/shrink.rs`.
 //! * How ranks that wait for each other find out: `engine/group/deadlock.rs`.
+//! * The times of the operations in a trace: taken in `engine/timeline.rs`, written in `trace/`.
 //! * The answer to `unisono status`: `transport/endpoint/status.rs`, of each group `engine/group/status.rs`.
 //!
 //! `UNISONO_LOG=debug` prints these choices as they are made.
@@ -97,6 +99,7 @@ mod skips;
 mod slices;
 mod sync;
 mod threads;
+mod trace;
 pub mod transport;
 pub mod types;
 mod users;

@@ -22,6 +22,8 @@ from c_programs import (
     run_programs,
 )
 
+from unisono._trace.job import Job
+
 pytestmark = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed")
 
 HEADERS = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.h*"))
@@ -100,6 +102,17 @@ def test_on_an_emulated_device(build: Callable[..., Path], world: int) -> None:
 
 def test_settings(build: Callable[..., Path]) -> None:
     run_programs(1, [build("settings.c")])
+
+
+def test_a_program_writes_a_trace(build: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    run_programs(3, [build("messages.c"), tmp_path], env={"UNISONO_TRACE": str(folder)})
+    job = Job.read(folder)
+    assert [process.rank for process in job.processes] == [0, 1, 2]
+    names = {operation.name for operation in job.operations()}
+    assert {"send", "recv"} <= names
+    assert len(job.messages) > 3
+    assert all(sent.bytes == received.bytes for sent, received in job.messages)
 
 
 @pytest.mark.parametrize("what", ["mismatch", "late", "absent"])

@@ -2,6 +2,7 @@
 
 mod bytes;
 mod candidate;
+mod clocks;
 mod grow;
 mod int8;
 mod messages;
@@ -106,7 +107,7 @@ impl Communicator {
             ..Comer::new(place)
         };
         let group = Group::join(store, &comer, (config, patience))?;
-        Ok(Self::met(group))
+        Self::met(group)
     }
 
     /// As [`join`](Self::join), but it may take as long as `patience`. Links that open later have the time of the setting.
@@ -119,7 +120,7 @@ impl Communicator {
         heap::configure(&config);
         let comer = Comer::new((rank, world));
         let group = Group::join(store, &comer, (config, patience))?;
-        Ok(Self::met(group))
+        Self::met(group)
     }
 
     /// `world` communicators inside this process, one per thread that plays a rank. For tests and tools.
@@ -159,11 +160,12 @@ impl Communicator {
     }
 
     /// Of a group that formed by a meeting.
-    fn met(group: Arc<Group>) -> Self {
+    fn met(group: Arc<Group>) -> Result<Self> {
         let newcomers = group.membership.members.newcomers();
         let mut comm = Self::new(group);
         comm.newcomers = newcomers;
-        comm
+        comm.compare_clocks()?;
+        Ok(comm)
     }
 
     /// Its ranks have met here.
@@ -558,7 +560,7 @@ impl Communicator {
             Some(_) => self.here(grown)?,
             None => grown?,
         };
-        Ok(Self::met(group).at(place, meeting))
+        Ok(Self::met(group)?.at(place, meeting))
     }
 
     /// The ranks that came when this communicator formed: all of them, or those that a smaller one [took in](Self::grow). Of

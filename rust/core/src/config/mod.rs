@@ -133,6 +133,8 @@ settings! {
         "on: what goes over TCP between ranks is encrypted and authenticated, at the cost of a core's work. Without a secret, a process that can write to the store can still join.";
     flight_records: usize, "UNISONO_FLIGHT_RECORDS", "256", "a count", false,
         "So many of the last operations are kept to be reported when one fails.";
+    trace: Option<PathBuf>, "UNISONO_TRACE", "auto", "auto, or the path of a folder", true,
+        "Each process writes its operations and when they began and ended into a file in this folder, for unisono trace; auto writes none.";
     log: LogLevel, "UNISONO_LOG", "warn", "off, error, warn, info or debug", false,
         "Standard error tells what unisono chose and met with, from this level on; errors are raised besides.";
 }

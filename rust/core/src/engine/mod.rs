@@ -26,7 +26,8 @@
 //! - `drive/`: who moves a group: callers that wait, the progress thread, completions; and how they wait.
 //! - `members`: the ranks of a group, as errors name them. `links`: the links of a group, opened when first used. `calibrate`:
 //!   the costs of this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
-//!   `waits`: for whom this rank has waited. `mask`: groups whose ranks keep their numbers where some are gone.
+//!   `waits`: for whom this rank has waited. `timeline`: the operations as the trace of the process has them. `mask`: groups
+//!   whose ranks keep their numbers where some are gone.
 //! - `clock`: the time, which the engine asks its group for. `world`: all ranks of a group in one thread, on a clock of their
 //!   own, from a seed.
 
@@ -45,6 +46,7 @@ pub(crate) mod membership;
 mod message;
 mod reports;
 mod state;
+mod timeline;
 mod traffic;
 mod waits;
 mod work;

@@ -16,7 +16,7 @@ use crate::plan::{Algorithm, Shape};
 use crate::processors::cores;
 use crate::reduce::Workers;
 use crate::transport::endpoint::{Lane, Seat};
-use crate::transport::keys::GroupKey;
+use crate::transport::keys::{GroupKey, Hex};
 use crate::transport::{Hindrance, Link, Mend, Notice, SocketId, Stripe};
 use crate::types::{DataType, Rank};
 
@@ -34,6 +34,7 @@ use crate::engine::mailbox::Mailbox;
 use crate::engine::members::Members;
 use crate::engine::message::matching::{Finished, Matching};
 use crate::engine::reports::Recorder;
+use crate::engine::timeline::Timeline;
 use crate::engine::traffic::Traffic;
 use crate::engine::waits::Waits;
 use crate::engine::work::WorkState;
@@ -225,6 +226,8 @@ pub(crate) struct Core {
     pub(crate) recorder: Recorder,
     pub(crate) waits: Waits,
     pub(crate) traffic: Traffic,
+    /// The operations as the trace has them, until the group is closed, if there is to be a trace.
+    pub(crate) timeline: Option<Box<Timeline>>,
 }
 
 /// A collective under way.
@@ -302,6 +305,11 @@ impl Group {
             recorder: Recorder::new(config.flight_records),
             waits: Waits::default(),
             traffic: Traffic::default(),
+            timeline: Timeline::open(
+                &config,
+                Hex(&membership.key.id()).to_string(),
+                (rank, membership.members.numbers().collect()),
+            )?,
         };
         let parker = Parker::new()?;
         let threads = own_threads(&config, &membership.topology, rank, &BESIDE);
@@ -447,6 +455,9 @@ impl Group {
         let now = self.clock.now();
         core.waits.moved(|| now);
         for (work, result) in std::mem::take(&mut core.finished) {
+            if let Some(timeline) = &mut core.timeline {
+                timeline.end(&work, (&result, now), core.waits.spells());
+            }
             core.waits.end(work.collective);
             if let Some((completion, result)) = work.finish(result, now) {
                 self.staff.completions.tell(completion, result);
@@ -480,6 +491,16 @@ impl Core {
     /// Whether an operation of this rank is under way.
     pub(crate) fn has_unfinished(&self) -> bool {
         !self.operations.is_empty() || self.matching.under_way().next().is_some()
+    }
+
+    /// A collective under way has ended: the one at this place.
+    pub(crate) fn complete(&mut self, index: usize) {
+        let operation = self.operations.remove(index);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.choose(operation.work.sequence, operation.run.algorithm());
+        }
+        self.recycle(operation.run);
+        self.finished.push((operation.work, Ok(())));
     }
 
     /// Keeps what a run that has ended can pass on to the next.

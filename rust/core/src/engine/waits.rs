@@ -113,6 +113,12 @@ impl Waits {
         }
     }
 
+    /// For which ranks the operations that have not ended have waited, and how long, before [`Waits::end`] counts that.
+    pub(crate) fn spells(&self) -> Vec<(Rank, Duration)> {
+        let peers = self.peers.iter().map(|(rank, it)| (*rank, it.spell));
+        peers.filter(|(_, spell)| !spell.is_zero()).collect()
+    }
+
     /// An operation has ended.
     pub(crate) fn end(&mut self, collective: Collective) {
         if self.spell.is_zero() {

@@ -104,6 +104,18 @@ impl Fingerprint {
         self.count == 0 && collective.is_some_and(Collective::is_between_pairs)
     }
 
+    /// The root of a collective that has one.
+    pub(crate) fn root_of_one(&self) -> Option<Rank> {
+        let rooted = [
+            Collective::Reduce,
+            Collective::Broadcast,
+            Collective::Gather,
+            Collective::Scatter,
+        ];
+        let is_rooted = rooted.iter().any(|it| *it as u8 == self.collective);
+        is_rooted.then_some(self.root as Rank)
+    }
+
     /// `all_reduce #5`.
     pub(crate) fn name(&self) -> String {
         let name = Collective::from_number(self.collective).map_or("unknown", Collective::name);
@@ -126,9 +138,8 @@ impl Fingerprint {
         if self.op > 0 {
             parts.push(ReduceOp::name_of(self.op).to_owned());
         }
-        let rooted = matches!(name, "reduce" | "broadcast" | "gather" | "scatter");
-        if rooted {
-            parts.push(format!("root {}", self.root));
+        if let Some(root) = self.root_of_one() {
+            parts.push(format!("root {root}"));
         }
         if field == LENGTH {
             parts.push(format!("message of {}", self.describe_length()));

@@ -17,7 +17,7 @@ use crate::heap::Scratch;
 use crate::plan::links::WINDOW;
 use crate::plan::{Plan, Step};
 use crate::reduce;
-use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::types::{Algorithm, Collective, DataType, Rank, ReduceOp};
 
 use crate::engine::collective::shared::{SharedMemory, SharedRun, State};
 use crate::engine::links::LinkTable;
@@ -363,6 +363,13 @@ impl PlanRun {
 
     pub(crate) fn collective(&self) -> Collective {
         self.operands.collective
+    }
+
+    /// The algorithm that it goes by, as far as that has been decided.
+    pub(crate) fn algorithm(&self) -> Option<Algorithm> {
+        let shared = self.shared.as_ref().and_then(SharedRun::algorithm);
+        let by_messages = usize::from(self.operands.fingerprint().algorithm);
+        shared.or_else(|| Algorithm::ALL.get(by_messages).copied())
     }
 
     /// `all_reduce #17`, as errors name it.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::{Element, Memory};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::Collective;
 
 use crate::engine::collective::request::Request;
@@ -16,6 +16,7 @@ use crate::engine::collective::run::{PlanRun, Walked};
 use crate::engine::drive::backoff::Next;
 use crate::engine::drive::contention;
 use crate::engine::state::{Core, Group};
+use crate::engine::timeline::Begun;
 use crate::engine::work::WorkState;
 use crate::fence::contained;
 
@@ -78,11 +79,17 @@ impl Group {
         let mut core = self.core.lock();
         self.check_alive()?;
         let alone = !core.leader && !core.is_busy();
+        if let Some(timeline) = &mut core.timeline {
+            timeline.call(self.clock.now());
+        }
         let mut run = self.begin(&mut core, request)?;
         if alone && self.run_at_once(&mut core, &mut run)? {
             let fingerprint = run.fingerprint();
             let collective = run.collective();
             core.recorder.note(fingerprint);
+            if core.timeline.is_some() {
+                self.trace_at_once(&mut core, &run, None);
+            }
             core.recycle(run);
             return Ok(Carried::Out {
                 collective,
@@ -91,6 +98,9 @@ impl Group {
         }
         let timeout = timeout.unwrap_or_else(|| self.timeout());
         let work = self.keep(&mut core, run, timeout, None);
+        if let Some(timeline) = &mut core.timeline {
+            timeline.goes_on(work.sequence);
+        }
         if !alone {
             self.step(&mut core);
             self.after_submit(&mut core, None);
@@ -124,9 +134,26 @@ impl Group {
             let error = error.with_operation(run.name());
             let error = self.explained(core, error);
             core.ended_before_failure = Some(run.fingerprint().sequence - 1);
+            self.trace_at_once(core, run, Some(&error));
             self.fail(core, error.clone());
             error
         })
+    }
+
+    /// Puts a collective that was carried out at once, or failed, into the trace.
+    #[cold]
+    #[inline(never)]
+    fn trace_at_once(&self, core: &mut Core, run: &PlanRun, error: Option<&Error>) {
+        if let Some(timeline) = &mut core.timeline {
+            let print = run.fingerprint();
+            let bytes = run.operands().buffers.longest();
+            timeline.at_once(
+                (run.collective(), print.sequence),
+                Begun::of(&print, bytes, run.algorithm()),
+                self.clock.now(),
+                error.map(|error| error.message.clone()),
+            );
+        }
     }
 
     /// Takes turns until one is the last, or the next thing to do would be to sleep (false). A panic is a defect, as in

@@ -17,6 +17,7 @@ use crate::engine::drive::blocking::Turn;
 use crate::engine::group::submit::check_elements;
 use crate::engine::message::look::{Look, Wanted};
 use crate::engine::state::{Core, Group};
+use crate::engine::timeline::Begun;
 use crate::engine::traffic::Place;
 use crate::engine::work::{Received, WorkState};
 use crate::fence::contained;
@@ -179,6 +180,9 @@ impl Group {
         if core.leader {
             return Ok(false);
         }
+        if let Some(timeline) = &mut core.timeline {
+            timeline.look(self.clock.now());
+        }
         let Core {
             matching, links, ..
         } = &mut *core;
@@ -188,7 +192,11 @@ impl Group {
         match sent.flatten() {
             Ok(sent) => {
                 if sent {
-                    self.note_message(&mut core, Collective::Send, outgoing.memory.len());
+                    let bytes = outgoing.memory.len();
+                    self.note_message(&mut core, Collective::Send, bytes);
+                    if core.timeline.is_some() {
+                        self.trace_message(&mut core, (Collective::Send, bytes), place);
+                    }
                 }
                 Ok(sent)
             }
@@ -209,7 +217,10 @@ impl Group {
         if core.leader || core.is_busy() || !core.matching.may_look(from) {
             return Ok(Found::Nothing);
         }
-        let bytes = incoming.memory.len();
+        if let Some(timeline) = &mut core.timeline {
+            timeline.look(self.clock.now());
+        }
+        let (bytes, tag) = (incoming.memory.len(), incoming.tag);
         let mut wanted = Wanted {
             from,
             tag: incoming.tag,
@@ -219,12 +230,15 @@ impl Group {
         };
         if self.look(&mut core, &mut wanted)? {
             self.note_message(&mut core, Collective::Recv, bytes);
+            if core.timeline.is_some() {
+                self.trace_message(&mut core, (Collective::Recv, bytes), (from, tag));
+            }
             return Ok(Found::Whole(from));
         }
         if wanted.arrived.is_none() {
             return Ok(Found::Nothing);
         }
-        let what = (Collective::Recv, Some(from), bytes);
+        let what = (Collective::Recv, Some(from), bytes, Some(tag));
         let work = self.start_message(&mut core, what, blocking(timeout), |core, work| {
             core.matching.receive_rest(wanted, work);
             Ok(true)
@@ -266,6 +280,27 @@ impl Group {
             collective: collective as u8,
             ..Fingerprint::default()
         });
+    }
+
+    /// Puts a message that was carried out at once into the trace: the last one.
+    #[cold]
+    #[inline(never)]
+    fn trace_message(
+        &self,
+        core: &mut Core,
+        (collective, bytes): (Collective, usize),
+        (peer, tag): (Rank, u64),
+    ) {
+        if let Some(timeline) = &mut core.timeline {
+            let begun = Begun {
+                bytes,
+                peer: Some(peer),
+                tag: Some(tag),
+                ..Begun::default()
+            };
+            let end = self.clock.now();
+            timeline.at_once((collective, core.messages), begun, end, None);
+        }
     }
 }
 

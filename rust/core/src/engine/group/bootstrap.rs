@@ -253,7 +253,21 @@ impl Group {
 
     /// The same of a group that may have failed, with ranks that exist.
     pub(crate) fn part(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Arc<Self>>> {
-        self.part_of(self.membership.members.part(ranks), ranks, label)
+        let members = self.membership.members.part(ranks);
+        self.part_of(members, ranks, label, self.config.clone())
+    }
+
+    /// As [`Group::part`]. Its operations are not in the trace.
+    pub(crate) fn part_without_trace(
+        &self,
+        ranks: &[Rank],
+        label: &[u8],
+    ) -> Result<Option<Arc<Self>>> {
+        let config = Config {
+            trace: None,
+            ..self.config.clone()
+        };
+        self.part_of(self.membership.members.part(ranks), ranks, label, config)
     }
 
     /// As [`Group::part`]. Errors name its ranks by the numbers that they have here.
@@ -263,10 +277,16 @@ impl Group {
         label: &[u8],
     ) -> Result<Option<Arc<Self>>> {
         let members = self.membership.members.part_that_keeps_its_numbers(ranks);
-        self.part_of(members, ranks, label)
+        self.part_of(members, ranks, label, self.config.clone())
     }
 
-    fn part_of(&self, members: Members, ranks: &[Rank], label: &[u8]) -> Result<Option<Arc<Self>>> {
+    fn part_of(
+        &self,
+        members: Members,
+        ranks: &[Rank],
+        label: &[u8],
+        config: Config,
+    ) -> Result<Option<Arc<Self>>> {
         // In this order: an open group has it.
         let endpoint = self.membership.endpoint();
         self.check_open()?;
@@ -277,7 +297,7 @@ impl Group {
             let group = local_groups.take(ranks, label, rank, || {
                 let costs = calibrate::costs().rounded(cores());
                 let topology = Topology::one_host(ranks.len(), costs.cores());
-                Self::local_of(&members, &topology, &self.config, costs)
+                Self::local_of(&members, &topology, &config, costs)
             })?;
             group.set_timeout(self.timeout());
             return Ok(Some(group));
@@ -290,7 +310,7 @@ impl Group {
             costs: self.membership.costs,
             local_groups: None,
         };
-        let group = Self::enter(rank, membership, self.config.clone())?;
+        let group = Self::enter(rank, membership, config)?;
         group.set_timeout(self.timeout());
         Ok(Some(group))
     }

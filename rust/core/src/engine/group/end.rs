@@ -144,7 +144,10 @@ impl Group {
         core.shared = SharedMemory::default();
         // A message that came in part, and for which no receive was posted.
         core.matching.clear();
+        let timeline = core.timeline.take();
         drop(core);
+        // It writes the rest of the trace.
+        drop(timeline);
         // The progress thread may hold the group still.
         self.parker.unpark();
         self.staff.progress.forget(self.number);

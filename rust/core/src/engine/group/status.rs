@@ -79,6 +79,13 @@ impl Group {
         })
     }
 
+    /// Notes in the trace, if there is one, by how many nanoseconds rank 0's clock stands before this host's.
+    pub(crate) fn note_clock(&self, offset: i64, error: u64) {
+        if let Some(timeline) = &self.core.lock().timeline {
+            timeline.note_clock(offset, error);
+        }
+    }
+
     /// Tells, at the end, of the rank that this one has waited for, if that was for long.
     pub(crate) fn tell_waits(&self) {
         let core = self.core.lock();

@@ -63,9 +63,7 @@ impl Group {
                 }
             }
             if operation.run.is_done() {
-                let operation = core.operations.remove(index);
-                core.recycle(operation.run);
-                core.finished.push((operation.work, Ok(())));
+                core.complete(index);
                 moved = true;
             } else {
                 index += 1;

@@ -24,8 +24,12 @@ use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::message::frame::NOTE;
 use crate::engine::message::meeting::Posted;
 use crate::engine::state::{Core, Group, LARGE, Membership, Operation};
+use crate::engine::timeline::Begun;
 use crate::engine::traffic::Place;
 use crate::engine::work::{Completion, WorkState};
+
+/// A send or a receive: the other rank, the bytes, and the tag that the trace has; `None` for one that it leaves out.
+pub(crate) type Message = (Collective, Option<Rank>, usize, Option<u64>);
 
 impl Group {
     /// Starts a collective. With `background` the progress thread drives it although no caller waits.
@@ -94,6 +98,11 @@ impl Group {
             completion,
         ));
         core.recorder.record(&work, Some(fingerprint));
+        if let Some(timeline) = &mut core.timeline {
+            let bytes = run.operands().buffers.longest();
+            let begun = Begun::of(&fingerprint, bytes, run.algorithm());
+            timeline.begin(&work, begun);
+        }
         let after = core
             .operations
             .iter()
@@ -252,7 +261,7 @@ impl Group {
         check_elements(dtype, &memory, "send")?;
         let bytes = memory.len();
         self.message(
-            (Collective::Send, Some(to), bytes),
+            (Collective::Send, Some(to), bytes, Some(tag)),
             options,
             |core, work| {
                 let memory = (memory, None);
@@ -276,13 +285,17 @@ impl Group {
         }
         check_elements(dtype, &memory, "recv")?;
         let (bytes, takes_shorter) = (memory.len(), options.takes_shorter);
-        self.message((Collective::Recv, from, bytes), options, |core, work| {
-            let posted = Posted {
-                takes_shorter,
-                ..Posted::new((from, tag), (dtype, memory), work)
-            };
-            core.matching.receive(posted, &mut core.finished)
-        })
+        self.message(
+            (Collective::Recv, from, bytes, Some(tag)),
+            options,
+            |core, work| {
+                let posted = Posted {
+                    takes_shorter,
+                    ..Posted::new((from, tag), (dtype, memory), work)
+                };
+                core.matching.receive(posted, &mut core.finished)
+            },
+        )
     }
 
     /// Starts to look for a message, which a receive may take afterwards. It has no timeout.
@@ -295,7 +308,7 @@ impl Group {
             blocking: true,
             ..PointToPoint::default()
         };
-        self.message((Collective::Recv, from, 0), options, |core, work| {
+        self.message((Collective::Recv, from, 0, None), options, |core, work| {
             let probe = Posted {
                 is_probe: true,
                 ..Posted::new((from, tag), (DataType::UInt8, Memory::empty()), work)
@@ -314,12 +327,16 @@ impl Group {
         (to, tag): (Rank, u64),
         options: PointToPoint,
     ) -> Result<Arc<WorkState>> {
-        self.message((Collective::Send, Some(to), NOTE), options, |core, work| {
-            let note = (note, Some(note_of));
-            core.matching
-                .send(dtype, note, (to, tag), work, &mut core.finished)?;
-            Ok(true)
-        })
+        self.message(
+            (Collective::Send, Some(to), NOTE, None),
+            options,
+            |core, work| {
+                let note = (note, Some(note_of));
+                core.matching
+                    .send(dtype, note, (to, tag), work, &mut core.finished)?;
+                Ok(true)
+            },
+        )
     }
 
     /// Receives a note that stands for a message of `note_of` bytes of `dtype`. Reports name it as `operation`.
@@ -330,7 +347,7 @@ impl Group {
         (from, tag): (Option<Rank>, u64),
         options: PointToPoint,
     ) -> Result<Arc<WorkState>> {
-        self.message((operation, from, NOTE), options, |core, work| {
+        self.message((operation, from, NOTE, None), options, |core, work| {
             let posted = Posted {
                 note_of: Some(note_of),
                 ..Posted::new((from, tag), (dtype, note), work)
@@ -351,24 +368,25 @@ impl Group {
 
     fn message(
         &self,
-        (collective, peer, bytes): (Collective, Option<Rank>, usize),
+        message: Message,
         options: PointToPoint,
         start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<bool>,
     ) -> Result<Arc<WorkState>> {
         self.check_alive()?;
         let mut core = self.core.lock();
         self.check_alive()?;
-        self.start_message(&mut core, (collective, peer, bytes), options, start)
+        self.start_message(&mut core, message, options, start)
     }
 
     /// Makes a send or a receive known, which `start` begins. That returns whether there is something to move for it at once.
     pub(crate) fn start_message(
         &self,
         core: &mut Core,
-        (collective, peer, bytes): (Collective, Option<Rank>, usize),
+        message: Message,
         options: PointToPoint,
         start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<bool>,
     ) -> Result<Arc<WorkState>> {
+        let (collective, peer, bytes, tag) = message;
         let timeout = options.timeout.unwrap_or_else(|| self.timeout());
         let sequence = core.messages + 1;
         let work = Arc::new(WorkState::new(
@@ -390,6 +408,17 @@ impl Group {
         core.messages = sequence;
         core.traffic.count(Place::of(collective, bytes));
         core.recorder.record(&work, None);
+        if let Some(timeline) = &mut core.timeline
+            && tag.is_some()
+        {
+            let begun = Begun {
+                bytes,
+                peer,
+                tag,
+                ..Begun::default()
+            };
+            timeline.begin(&work, begun);
+        }
         match peer {
             Some(peer) => self.ensure_link(core, Lane::PointToPoint, peer),
             None => {

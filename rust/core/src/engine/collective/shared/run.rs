@@ -10,7 +10,7 @@ use crate::plan::in_place;
 use crate::plan::links::LENT_IN_PLACE_FROM;
 use crate::plan::select::Choice;
 use crate::transport::{Loan, Shareable, Shared};
-use crate::types::{Collective, Rank};
+use crate::types::{Algorithm, Collective, Rank};
 
 use super::agreement::{AgreementRound, Free, Proposal};
 use super::in_place_run::InPlaceRun;
@@ -74,6 +74,15 @@ impl SharedRun {
             since: None,
             before: Duration::ZERO,
             state: State::New,
+        }
+    }
+
+    /// The one that the ranks have agreed on, if it is one of shared memory.
+    pub(crate) fn algorithm(&self) -> Option<Algorithm> {
+        match self.decision? {
+            Decision::InPlace => Some(Algorithm::InPlace),
+            Decision::Windows => Some(Algorithm::Windows),
+            Decision::Messages => None,
         }
     }
 
