@@ -608,7 +608,8 @@ unisono_status unisono_communicator_report(const unisono_communicator* comm, cha
  * collectives and messages it has called, and `called`, the same with bytes by name and by size;
  * `links` and `network`, the ways on which they go; and `waited`, with seconds and operations in
  * all, by operation, and by rank, the most costly first. An operation waits if it does not end
- * within some tens of microseconds. A rank that is late has waited little itself: compare the ranks.
+ * within some tens of microseconds. A rank that is late has waited little itself: compare the
+ * ranks.
  *
  * \param comm         the group
  * \param[out] text    the JSON with a terminating 0, cut off at `capacity` bytes

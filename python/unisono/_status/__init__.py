@@ -25,7 +25,7 @@ def command_line(name: str) -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print the answers as they came")
     form.add_argument("--ras", action="store_true", help="print them in the form of ncclras, JSON")
     form.add_argument(
-        "--flight-records",
+        "--records",
         metavar="PREFIX",
         help="write the last collectives of each rank to PREFIX0 and so on, for torchfrtrace",
     )
@@ -55,8 +55,8 @@ def status(arguments: list[str], name: str) -> int:
         print(f"unisono status: {line}", file=sys.stderr)
     if chosen.json:
         print(json.dumps([vars(process) for process in found], indent=1))
-    elif chosen.flight_records:
-        for path in flight.write(found, chosen.flight_records):
+    elif chosen.records:
+        for path in flight.write(found, chosen.records):
             print(path)
     elif chosen.ras:
         print(json.dumps(ras.report(found), indent=1))

@@ -310,7 +310,7 @@ def writes_flight_records(folder: Path) -> str | None:
     printed = None
     if comm.rank == comm.size - 1:
         ask(pids, lambda text: "2 ranks wait for it" in text)
-        command = [sys.executable, "-m", "unisono", "status", "--flight-records"]
+        command = [sys.executable, "-m", "unisono", "status", "--records"]
         command.append(str(folder / "rank_"))
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     comm.all_reduce(np.ones(5))
