@@ -180,7 +180,7 @@ impl Group {
             return Ok(false);
         }
         if let Some(timeline) = &mut core.timeline {
-            timeline.look(self.clock.now());
+            timeline.look(&self.clock);
         }
         let Core {
             matching, links, ..
@@ -217,7 +217,7 @@ impl Group {
             return Ok(Found::Nothing);
         }
         if let Some(timeline) = &mut core.timeline {
-            timeline.look(self.clock.now());
+            timeline.look(&self.clock);
         }
         let (bytes, tag) = (incoming.memory.len(), incoming.tag);
         let mut wanted = Wanted {
