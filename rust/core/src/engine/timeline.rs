@@ -14,6 +14,7 @@ use crate::fork::Own;
 use crate::trace::{Event, Member, Track};
 use crate::types::{Algorithm, Collective, Rank};
 
+use crate::engine::clock::Clock;
 use crate::engine::collective::header::Fingerprint;
 use crate::engine::work::WorkState;
 
@@ -79,13 +80,17 @@ impl Timeline {
     }
 
     /// A call of a collective begins, which may be carried out at once.
-    pub(crate) fn call(&mut self, now: Instant) {
-        self.called = Some(now);
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn call(&mut self, clock: &Clock) {
+        self.called = Some(clock.now());
     }
 
     /// A message is looked for, or tried to be sent, which may be carried out at once.
-    pub(crate) fn look(&mut self, now: Instant) {
-        self.looked = Some(now);
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn look(&mut self, clock: &Clock) {
+        self.looked = Some(clock.now());
     }
 
     pub(crate) fn note_clock(&self, offset: i64, error: u64) {
@@ -100,6 +105,7 @@ impl Timeline {
     }
 
     /// The collective that was called last is under way: this one.
+    #[cold]
     pub(crate) fn goes_on(&mut self, sequence: u64) {
         if let Some(begun) = self.begun.get_mut(&(false, sequence)) {
             begun.since = self.called;

@@ -80,7 +80,7 @@ impl Group {
         self.check_alive()?;
         let alone = !core.leader && !core.is_busy();
         if let Some(timeline) = &mut core.timeline {
-            timeline.call(self.clock.now());
+            timeline.call(&self.clock);
         }
         let mut run = self.begin(&mut core, request)?;
         if alone && self.run_at_once(&mut core, &mut run)? {

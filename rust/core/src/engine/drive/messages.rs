@@ -181,7 +181,7 @@ impl Group {
             return Ok(false);
         }
         if let Some(timeline) = &mut core.timeline {
-            timeline.look(self.clock.now());
+            timeline.look(&self.clock);
         }
         let Core {
             matching, links, ..
@@ -218,7 +218,7 @@ impl Group {
             return Ok(Found::Nothing);
         }
         if let Some(timeline) = &mut core.timeline {
-            timeline.look(self.clock.now());
+            timeline.look(&self.clock);
         }
         let (bytes, tag) = (incoming.memory.len(), incoming.tag);
         let mut wanted = Wanted {
