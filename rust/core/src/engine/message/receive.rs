@@ -130,7 +130,6 @@ impl Matching {
     }
 
     /// Takes in a frame header; afterwards the peer's sink is where its payload goes.
-    #[expect(clippy::too_many_lines, reason = "one arm for each kind of frame")]
     pub(super) fn accept(
         &mut self,
         rank: Rank,
