@@ -405,3 +405,9 @@ def killed_beside_a_split() -> str:
         part.all_reduce(np.ones(3))
     comm.close()
     return str(caught.value)
+
+
+def meets_again() -> None:
+    """A rank may be at the address of the last meeting while that is about to end."""
+    for _ in range(20):
+        unisono.init(timeout=20).close()

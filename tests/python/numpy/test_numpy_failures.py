@@ -209,3 +209,7 @@ def test_importing_loads_nothing_native_and_no_torch():
         "assert not hasattr(unisono, 'nothing'); assert 'init' in dir(unisono)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_ranks_meet_again_at_once():
+    run_ranks(3, "numpy_failures_ranks:meets_again")

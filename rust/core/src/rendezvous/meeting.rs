@@ -4,8 +4,14 @@
 //! waits for them only for a while (`roster/joining.rs`). So every rank says that it is done with the store, under
 //! `left/N`, whose value is the number of ranks. The server ends when all have said so, or when the time to join is over
 //! for those that have not. Then nothing is left that a stranger could connect to.
+//!
+//! Ranks may meet again at the same address, when they have closed their group: then a rank that comes early finds the server
+//! of the meeting that it has left, as long as others need that; and one that is late, the server of the next one. So each
+//! meeting there has a number, under `meeting`: a rank does not go to one again, and speaks to no other one than its own.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::file_store::FileStore;
@@ -19,8 +25,10 @@ use super::unique_id::UniqueId;
 use super::{left_key, roster};
 use crate::config::Config;
 use crate::descriptors;
-use crate::error::{Error, Result};
-use crate::fork::Home;
+use crate::error::{Code, Error, Result};
+use crate::fork::{Home, PerProcess};
+use crate::locks::Mutex;
+use crate::transport::keys::random_bytes;
 use crate::types::Rank;
 
 /// How long a rank that goes serves its store on, for ranks that came and have not said that they are done with it.
@@ -34,6 +42,8 @@ pub struct Meeting {
     opened: Opened,
     rank: Rank,
     world: usize,
+    /// Of a meeting at an address where there may be others before and after it.
+    number: Option<Number>,
     /// The process that opened it: a forked child shares its connections and must not speak over them.
     home: Home,
 }
@@ -97,6 +107,7 @@ impl Meeting {
             opened,
             rank,
             world,
+            number: None,
             home: Home::here(),
         }
     }
@@ -131,6 +142,9 @@ impl Meeting {
     /// while the communicator is open. The server ends by itself when all have joined.
     #[must_use]
     pub fn joined(self) -> Option<Self> {
+        if let Some(number) = self.number {
+            note_joined(number, self.rank);
+        }
         match &self.opened {
             Opened::Tcp(store) if store.server().is_some() => {
                 // Else it ends when it is dropped.
@@ -285,16 +299,75 @@ fn open_tcp(
     (config, check): (&Config, Check<'_>),
 ) -> Result<Meeting> {
     let patience = config.join_timeout.duration();
-    let store = match rank {
+    let (store, number) = match rank {
         0 => {
             // The server keeps as many connections as it finds room for when it starts.
             descriptors::make_room(world);
-            TcpStore::own(TcpStoreServer::start_any(host, ports, key)?)?
+            let store = TcpStore::own(TcpStoreServer::start_any(host, ports, key)?)?;
+            let number = random_bytes()?;
+            store.set(NUMBER, &number)?;
+            (store, number)
         }
-        _ => TcpStore::connect_while(host, ports, key, patience, check)?,
+        _ => connect_to_next((host, ports, key), rank, (patience, check))?,
     };
     tracing::debug!(address = %store.address(), rank, "the ranks meet here");
-    Ok(Meeting::over_tcp(store, rank, world, patience))
+    let mut meeting = Meeting::over_tcp(store, rank, world, patience);
+    meeting.number = Some(number);
+    Ok(meeting)
+}
+
+/// A random number of a meeting, and the key of it.
+type Number = [u8; 16];
+const NUMBER: &str = "meeting";
+
+/// The meetings in which this process has joined a group, the latest last, and the rank that it has there: threads may be
+/// several.
+static JOINED: PerProcess<Mutex<VecDeque<(Number, Rank)>>> = PerProcess::new(Mutex::default);
+
+fn note_joined(number: Number, rank: Rank) {
+    // The servers of those before have ended long ago.
+    const KEPT: usize = 64;
+    let mut joined = JOINED.lock();
+    joined.push_back((number, rank));
+    let surplus = joined.len().saturating_sub(KEPT);
+    joined.drain(..surplus);
+}
+
+/// Connects to the store of a meeting in which this process has not joined a group as this rank yet.
+fn connect_to_next(
+    (host, ports, key): (&str, &[u16], &StoreKey),
+    rank: Rank,
+    (patience, check): (Duration, Check<'_>),
+) -> Result<(TcpStore, Number)> {
+    const PAUSE: Duration = Duration::from_millis(10);
+    let begun = Instant::now();
+    loop {
+        let left = patience.saturating_sub(begun.elapsed());
+        let store = TcpStore::connect_while(host, ports, key, left, check)?;
+        match store.wait(NUMBER, left.min(FAREWELL)) {
+            Ok(number) => match Number::try_from(number) {
+                Ok(number) if !JOINED.lock().contains(&(number, rank)) => {
+                    return Ok((store.marked(NUMBER, &number), number));
+                }
+                Ok(_) => {}
+                Err(_) => return Err(Error::invalid("the store has a meeting without a number")),
+            },
+            // It ends.
+            Err(error) if matches!(error.code, Code::System | Code::Timeout) => {}
+            Err(error) => return Err(error),
+        }
+        if left.is_zero() {
+            return Err(Error::new(
+                Code::Timeout,
+                format!(
+                    "rank 0 has not opened a new meeting at {host} port {ports:?} within {} s, and still serves the one in \
+                     which this process has joined; has rank 0 closed its group, and does it make the next one?",
+                    patience.as_secs_f64()
+                ),
+            ));
+        }
+        thread::sleep(PAUSE);
+    }
 }
 
 #[cfg(test)]
@@ -304,7 +377,6 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::error::Code;
     use crate::rendezvous::launcher::Master;
 
     const SOON: Duration = Duration::from_secs(10);

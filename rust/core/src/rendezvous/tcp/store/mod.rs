@@ -63,6 +63,8 @@ pub struct TcpStore {
     idle: Mutex<Vec<Line>>,
     /// The end of the meeting that the store is for: no reply is waited for much longer.
     until: Option<Instant>,
+    /// A key of the server, and its value: at the same address another server may come.
+    mark: Option<(&'static str, Vec<u8>)>,
     /// Dropped last: the server ends when rank 0's handle does, if not before.
     server: Option<TcpStoreServer>,
 }
@@ -117,6 +119,7 @@ impl TcpStore {
                             key: key.clone(),
                             idle: Mutex::new(vec![line]),
                             until: None,
+                            mark: None,
                             server: None,
                         });
                     }
@@ -150,6 +153,7 @@ impl TcpStore {
             key,
             idle: Mutex::new(Vec::new()),
             until: None,
+            mark: None,
             server: Some(server),
         };
         let line = store.open_line(Instant::now(), GRACE).map_err(|cause| {
@@ -164,6 +168,15 @@ impl TcpStore {
     #[must_use]
     pub(in crate::rendezvous) fn until(self, until: Option<Instant>) -> Self {
         Self { until, ..self }
+    }
+
+    /// This client, of no other server than the one that has this value of `key`.
+    #[must_use]
+    pub(in crate::rendezvous) fn marked(self, key: &'static str, value: &[u8]) -> Self {
+        Self {
+            mark: Some((key, value.to_vec())),
+            ..self
+        }
     }
 
     /// How long a reply may take, if the server may take `wait` for it.
@@ -226,12 +239,27 @@ impl TcpStore {
         let mut pause = SHORTEST_PAUSE;
         loop {
             let left = patience.saturating_sub(begun.elapsed()).max(LAST_GRACE);
-            match try_address(self.address, &self.key, left) {
+            let line = try_address(self.address, &self.key, left);
+            match line.and_then(|line| self.check_mark(line, left)) {
                 Err(cause) if may_pass(&cause) && begun.elapsed() < patience => {
                     thread::sleep(pause);
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 result => return result,
+            }
+        }
+    }
+
+    /// The line, if it leads to the same server as those before.
+    fn check_mark(&self, mut line: Line, patience: Duration) -> io::Result<Line> {
+        let Some((key, value)) = &self.mark else {
+            return Ok(line);
+        };
+        match line.exchange(&Request::Get(key), patience)? {
+            (OK, other) if other == *value => Ok(line),
+            _ => {
+                let what = "it has ended, and another one is at its address";
+                Err(io::Error::new(ErrorKind::NotFound, what))
             }
         }
     }
