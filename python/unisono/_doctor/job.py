@@ -5,15 +5,12 @@ Rank 0 gets all that was found, and prints it. A rank that cannot join says so i
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import numpy as np
 
 import unisono
 from unisono._doctor import host, interfaces, machine, memory, pairs
@@ -68,7 +65,7 @@ def run() -> Job | None:
     with unisono.init() as comm:
         if comm.timeout is not None:
             comm.timeout = max(comm.timeout, _PATIENCE)
-        reports = _exchange(comm, _report(comm.stats()["network"]))
+        reports = comm.all_gather_object(_report(comm.stats()["network"]))
         hosts, names = placed(reports)
         found = pairs.measure(comm, pairs.chosen(hosts))
         others = sorted({hosts.index(number) for number in hosts} - {0})
@@ -78,7 +75,7 @@ def run() -> Job | None:
         links = {one["rank"]: one["by"] for one in stats["links"] if one["for"] == "messages"}
         why = "; ".join(stats["network"]["set_back"])
         told = {"pairs": measured, "links": links, "why": why}
-        ends = _exchange(comm, told)
+        ends = comm.all_gather_object(told)
         rank = comm.rank
     if rank != 0:
         return None
@@ -131,16 +128,6 @@ def _namespace(kind: str) -> str:
         return os.readlink(f"/proc/self/ns/{kind}")  # noqa: PTH115 -- it leads to no file
     except OSError:
         return ""
-
-
-def _exchange(comm: unisono.Communicator, told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Bring what each rank tells to all."""
-    own = np.frombuffer(json.dumps(told).encode(), np.uint8)
-    lengths = comm.all_gather(np.array([own.size], np.int64)).ravel()
-    counts = [int(length) for length in lengths]
-    text = comm.all_gather_v(own, counts).tobytes()
-    ends = np.cumsum(counts)
-    return [json.loads(text[end - count : end]) for end, count in zip(ends, counts, strict=True)]
 
 
 def placed(reports: Sequence[dict[str, Any]]) -> tuple[list[int], list[str]]:

@@ -49,7 +49,12 @@ def shorter() -> None:
 
 def probes() -> None:
     comm = unisono.init(timeout=20)
-    assert comm.probe(timeout=0) is None
+    comm.barrier()
+    # A rank that polls keeps its records.
+    for _ in range(300):
+        assert comm.probe(timeout=0) is None
+    assert any("barrier" in line for line in comm.recent_operations())
+    assert comm.stats()["called"].keys() == {"barrier"}
     began = time.monotonic()
     assert comm.probe(0, tag=9, timeout=0.2) is None
     assert 0.2 <= time.monotonic() - began < 5

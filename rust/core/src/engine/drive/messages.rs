@@ -14,7 +14,7 @@ use crate::types::{Collective, DataType, Rank};
 
 use crate::engine::collective::header::Fingerprint;
 use crate::engine::drive::blocking::Turn;
-use crate::engine::group::submit::check_elements;
+use crate::engine::group::submit::{Message, Role, check_elements};
 use crate::engine::message::look::{Look, Wanted};
 use crate::engine::state::{Core, Group};
 use crate::engine::timeline::Begun;
@@ -238,7 +238,12 @@ impl Group {
         if wanted.arrived.is_none() {
             return Ok(Found::Nothing);
         }
-        let what = (Collective::Recv, Some(from), bytes, Some(tag));
+        let what = Message {
+            collective: Collective::Recv,
+            peer: Some(from),
+            bytes,
+            role: Role::Tagged(tag),
+        };
         let work = self.start_message(&mut core, what, blocking(timeout), |core, work| {
             core.matching.receive_rest(wanted, work);
             Ok(true)

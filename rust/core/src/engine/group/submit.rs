@@ -28,8 +28,26 @@ use crate::engine::timeline::Begun;
 use crate::engine::traffic::Place;
 use crate::engine::work::{Completion, WorkState};
 
-/// A send or a receive: the other rank, the bytes, and the tag that the trace has; `None` for one that it leaves out.
-pub(crate) type Message = (Collective, Option<Rank>, usize, Option<u64>);
+/// A send, a receive or a probe that is about to start.
+#[derive(Clone, Copy)]
+pub(crate) struct Message {
+    pub(crate) collective: Collective,
+    /// The other rank; `None`: any.
+    pub(crate) peer: Option<Rank>,
+    pub(crate) bytes: usize,
+    pub(crate) role: Role,
+}
+
+/// Where a message counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Everywhere; with its tag in the trace.
+    Tagged(u64),
+    /// In all records but the trace, which has the message that it stands for.
+    Note,
+    /// Nowhere: a rank that polls would fill the records with its probes.
+    Probe,
+}
 
 impl Group {
     /// Starts a collective. With `background` the progress thread drives it although no caller waits.
@@ -261,7 +279,12 @@ impl Group {
         check_elements(dtype, &memory, "send")?;
         let bytes = memory.len();
         self.message(
-            (Collective::Send, Some(to), bytes, Some(tag)),
+            Message {
+                collective: Collective::Send,
+                peer: Some(to),
+                bytes,
+                role: Role::Tagged(tag),
+            },
             options,
             |core, work| {
                 let memory = (memory, None);
@@ -286,7 +309,12 @@ impl Group {
         check_elements(dtype, &memory, "recv")?;
         let (bytes, takes_shorter) = (memory.len(), options.takes_shorter);
         self.message(
-            (Collective::Recv, from, bytes, Some(tag)),
+            Message {
+                collective: Collective::Recv,
+                peer: from,
+                bytes,
+                role: Role::Tagged(tag),
+            },
             options,
             |core, work| {
                 let posted = Posted {
@@ -308,7 +336,13 @@ impl Group {
             blocking: true,
             ..PointToPoint::default()
         };
-        self.message((Collective::Recv, from, 0, None), options, |core, work| {
+        let message = Message {
+            collective: Collective::Recv,
+            peer: from,
+            bytes: 0,
+            role: Role::Probe,
+        };
+        self.message(message, options, |core, work| {
             let probe = Posted {
                 is_probe: true,
                 ..Posted::new((from, tag), (DataType::UInt8, Memory::empty()), work)
@@ -328,7 +362,12 @@ impl Group {
         options: PointToPoint,
     ) -> Result<Arc<WorkState>> {
         self.message(
-            (Collective::Send, Some(to), NOTE, None),
+            Message {
+                collective: Collective::Send,
+                peer: Some(to),
+                bytes: NOTE,
+                role: Role::Note,
+            },
             options,
             |core, work| {
                 let note = (note, Some(note_of));
@@ -347,7 +386,13 @@ impl Group {
         (from, tag): (Option<Rank>, u64),
         options: PointToPoint,
     ) -> Result<Arc<WorkState>> {
-        self.message((operation, from, NOTE, None), options, |core, work| {
+        let message = Message {
+            collective: operation,
+            peer: from,
+            bytes: NOTE,
+            role: Role::Note,
+        };
+        self.message(message, options, |core, work| {
             let posted = Posted {
                 note_of: Some(note_of),
                 ..Posted::new((from, tag), (dtype, note), work)
@@ -386,7 +431,12 @@ impl Group {
         options: PointToPoint,
         start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<bool>,
     ) -> Result<Arc<WorkState>> {
-        let (collective, peer, bytes, tag) = message;
+        let Message {
+            collective,
+            peer,
+            bytes,
+            role,
+        } = message;
         let timeout = options.timeout.unwrap_or_else(|| self.timeout());
         let sequence = core.messages + 1;
         let work = Arc::new(WorkState::new(
@@ -406,15 +456,17 @@ impl Group {
             }
         };
         core.messages = sequence;
-        core.traffic.count(Place::of(collective, bytes));
-        core.recorder.record(&work, None);
+        if role != Role::Probe {
+            core.traffic.count(Place::of(collective, bytes));
+            core.recorder.record(&work, None);
+        }
         if let Some(timeline) = &mut core.timeline
-            && tag.is_some()
+            && let Role::Tagged(tag) = role
         {
             let begun = Begun {
                 bytes,
                 peer,
-                tag,
+                tag: Some(tag),
                 ..Begun::default()
             };
             timeline.begin(&work, begun);
