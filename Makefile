@@ -132,7 +132,7 @@ test-slow-native: frameworks c launcher nvrtc test-loom
 
 .PHONY: test-rust
 test-rust: prerequisites ## Run the Rust tests
-	$(CARGO) test --target-dir $(TARGET) $(TEST)
+	$(CARGO) test --no-fail-fast --target-dir $(TARGET) $(TEST)
 
 .PHONY: test-loom
 test-loom: prerequisites ## Run loom over what two threads share

@@ -47,7 +47,7 @@ impl DType {
 
 // SAFETY: the size comes first.
 unsafe impl Growing for Options {
-    const FIRST_SIZE: usize = 32;
+    const FIRST_SIZE: usize = 40;
 }
 
 // SAFETY: numbers and addresses that are not dereferenced here: each value of them is valid.
