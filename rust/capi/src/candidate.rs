@@ -6,11 +6,12 @@ use std::slice;
 use unisono::error::{Error, Result};
 use unisono::rendezvous::launcher;
 
-use crate::communicator::{Communicator, register, settings};
+use crate::communicator::settings;
 use crate::config::Settings;
 use crate::error::{Status, output};
 use crate::fence::{fence, text};
 use crate::handles::Table;
+use crate::joined::{Communicator, register};
 use crate::types::{LONGEST, seconds, string};
 
 /// `unisono_candidate`.

@@ -6,9 +6,10 @@ use unisono::error::{Error, Result};
 use unisono::types::DataType;
 use unisono::{Request, Sizes};
 
-use crate::communicator::Communicator;
 use crate::error::Status;
-use crate::run::{collective, on};
+use crate::joined::Communicator;
+use crate::joined::on;
+use crate::run::collective;
 use crate::types::{Buffer, Checked, DType, Op, Options, list};
 use crate::work::Work;
 

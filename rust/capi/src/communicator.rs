@@ -4,24 +4,17 @@ use std::ffi::c_char;
 use std::time::Duration;
 
 use unisono::config::Config;
-use unisono::cuda;
 use unisono::error::{Error, Result};
 use unisono::rendezvous::{MeetingPlace, launcher, unique_id};
 
 use crate::config::{self, Settings};
 use crate::error::{Status, output};
 use crate::fence::{fence, fence_with};
-use crate::handles::Table;
-use crate::run::on;
+pub use crate::joined::Communicator;
+use crate::joined::{COMMUNICATORS, Joined, on, register};
+use crate::log;
 use crate::store::{self, StoreFunctions};
 use crate::types::{LONGEST, list, seconds, string};
-use crate::{exit, log};
-
-/// `unisono_communicator`: never looked into, so it has nothing in it.
-#[repr(C)]
-pub struct Communicator {
-    _opaque: [u8; 0],
-}
 
 /// `unisono_unique_id`.
 #[repr(C)]
@@ -32,29 +25,6 @@ pub struct UniqueId {
 
 /// The color that stands for none.
 pub const NO_COLOR: i64 = i64::MIN;
-
-pub(crate) static COMMUNICATORS: Table<Joined> = Table::new(1, "a communicator");
-
-/// A group.
-pub(crate) struct Joined {
-    pub(crate) comm: unisono::Communicator,
-}
-
-impl Joined {
-    pub(crate) fn close(&self) {
-        // In a forked child it is left alone, with all that belongs to it.
-        if self.comm.check_process().is_ok() {
-            self.comm.close();
-        }
-    }
-}
-
-pub(crate) fn register(comm: unisono::Communicator) -> Result<*mut Communicator> {
-    exit::prepare();
-    // It knows its rank now, by which programs choose their device.
-    cuda::look_again();
-    COMMUNICATORS.insert(Joined { comm })
-}
 
 /// The settings of `config`, or of the environment.
 pub(crate) fn settings(config: *const Settings) -> Result<Config> {

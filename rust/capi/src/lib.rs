@@ -7,6 +7,7 @@
 //!   error, and a panic into `Internal`;
 //! - [`handles`]: what C holds are numbers that look like pointers, which are looked up and never dereferenced, so that
 //!   a handle that was given back is recognised;
+//! - [`joined`]: the communicators among them, and closing those that are left at the end of the process;
 //! - [`types`]: what C passes, checked: numbers of enumerations, options, addresses with counts; [`sized`]: structs that
 //!   begin with their size;
 //! - [`run`]: an operation, blocking in the calling thread, or started;
@@ -28,10 +29,10 @@ pub mod collectives;
 pub mod communicator;
 pub mod config;
 pub mod error;
-mod exit;
 mod fence;
 pub mod group;
 mod handles;
+mod joined;
 pub mod log;
 pub mod memory;
 pub mod messages;

@@ -6,10 +6,10 @@ use unisono::Received;
 use unisono::error::{Code, Error, Result};
 use unisono::types::Rank;
 
-use crate::communicator::{Communicator, Joined};
 use crate::error::{Status, output};
 use crate::group;
-use crate::run::{Message, Peer, on, tag};
+use crate::joined::{Communicator, Joined, on};
+use crate::run::{Message, Peer, tag};
 use crate::types::{self, Checked, DType, Options, rank};
 use crate::work::{self, Work};
 
@@ -126,14 +126,9 @@ fn tell(received: Option<Received>, source: *mut i32, options: &Checked) -> Resu
         output("source", source)?.write(received.source as i32);
     }
     if !options.received.is_null() {
-        output("received", options.received)?.write(count(received));
+        output("received", options.received)?.write(types::elements(received));
     }
     Ok(())
-}
-
-/// Elements of a message.
-pub(crate) fn count(received: Received) -> usize {
-    received.bytes / received.dtype.size()
 }
 
 #[unsafe(no_mangle)]
@@ -155,7 +150,7 @@ pub unsafe extern "C" fn unisono_probe(
             output("source", source)?.write(found.source as i32);
         }
         if !elements.is_null() {
-            output("count", elements)?.write(count(found));
+            output("count", elements)?.write(types::elements(found));
         }
         if !dtype.is_null() {
             output("dtype", dtype)?.write(DType(found.dtype as u32));

@@ -5,9 +5,10 @@ use std::ffi::c_void;
 use unisono::{Request, Sizes};
 
 use crate::collectives::{sum, times};
-use crate::communicator::Communicator;
 use crate::error::Status;
-use crate::run::{collective, on};
+use crate::joined::Communicator;
+use crate::joined::on;
+use crate::run::collective;
 use crate::types::{Buffer, Checked, DType, Op, Options, list, rank};
 use crate::work::Work;
 

@@ -6,23 +6,11 @@ use unisono::error::{Error, Result};
 use unisono::types::{DataType, DeviceStream, Rank};
 use unisono::{PointToPoint, Received, Request};
 
-use crate::communicator::{COMMUNICATORS, Communicator, Joined};
-use crate::error::{Status, output};
-use crate::fence::status;
+use crate::error::output;
 use crate::group;
+use crate::joined::{COMMUNICATORS, Communicator, Joined};
 use crate::types::{Buffer, Checked};
 use crate::work::{self, Work};
-
-/// Runs `body` with what `comm` stands for, under the communicator's own guard.
-#[inline(always)]
-pub(crate) fn on(comm: *const Communicator, body: impl FnOnce(&Joined) -> Result<()>) -> Status {
-    match COMMUNICATORS.find(comm) {
-        Ok(joined) => status(joined.comm.guard(|_| body(&joined)), |_| {
-            joined.comm.error().is_some()
-        }),
-        Err(error) => status(Err(error), |_| false),
-    }
-}
 
 /// Carries out the collective that `request` makes, or starts it. Always inlined, and the request is made where the core
 /// takes it from: a copy of it costs as much as everything else that is done here.

@@ -7,6 +7,7 @@ use std::ptr;
 use std::slice;
 use std::time::Duration;
 
+use unisono::Received;
 use unisono::buffer::Memory;
 use unisono::cuda;
 use unisono::error::{Error, Result};
@@ -309,4 +310,9 @@ pub(crate) unsafe fn string<'a>(name: &str, text: *const c_char) -> Result<&'a s
     unsafe { CStr::from_ptr(text) }
         .to_str()
         .map_err(|_| Error::invalid(format!("{name} is not valid UTF-8")))
+}
+
+/// Elements of a message.
+pub(crate) fn elements(received: Received) -> usize {
+    received.bytes / received.dtype.size()
 }

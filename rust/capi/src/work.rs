@@ -9,8 +9,7 @@ use unisono::{Received, Work as Started};
 use crate::error::{Status, output};
 use crate::fence::{fence, fence_with};
 use crate::handles::{Held, Table};
-use crate::messages;
-use crate::types::{list, seconds};
+use crate::types::{elements, list, seconds};
 
 /// `unisono_work`.
 #[repr(C)]
@@ -206,7 +205,7 @@ pub unsafe extern "C" fn unisono_work_source(work: *const Work, source: *mut i32
 pub unsafe extern "C" fn unisono_work_received(work: *const Work, count: *mut usize) -> Status {
     fence(|| {
         let place = output("count", count)?;
-        place.write(messages::count(received(work)?));
+        place.write(elements(received(work)?));
         Ok(())
     })
 }

@@ -9,7 +9,7 @@ use std::{env, thread};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::part::Part;
+use crate::order::Part;
 
 /// The variable with the secret of the job.
 ///
@@ -56,13 +56,6 @@ impl<'a> Environment<'a> {
             command.env_remove(name);
         }
     }
-}
-
-/// A secret for the ranks of one job.
-pub(crate) fn new_secret() -> io::Result<String> {
-    let mut secret = [0; 32];
-    getrandom::fill(&mut secret).map_err(|cause| io::Error::other(cause.to_string()))?;
-    Ok(secret.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn is_of_torchrun(name: &OsStr) -> bool {

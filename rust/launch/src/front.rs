@@ -17,8 +17,9 @@ use signal_hook::consts::{SIGCHLD, SIGTSTP};
 use crate::options::Options;
 use crate::rank::status_of_signal;
 use crate::report::say;
+use crate::role::{Door, KEEPER, again};
 use crate::signals::{self, Caught, Event};
-use crate::{Door, KEEPER, again, hosts, processes, program};
+use crate::{hosts, processes, program};
 
 /// How long to wait for input before looking again whether this process is in the foreground.
 const GLANCE: Timespec = Timespec {

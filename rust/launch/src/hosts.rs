@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGPIPE, SIGTSTP};
 
-use crate::Door;
 use crate::front;
 use crate::options::{Host, Options};
+use crate::order::{Order, signal_line};
 use crate::output::Outputs;
-use crate::part::{Order, signal_line};
 use crate::rank::status_of_signal;
 use crate::reach;
 use crate::report::{say, seconds};
+use crate::role::Door;
 use crate::signals::{self, Caught, Event, is_ending, name};
 
 /// The exit status of ssh when it failed itself.

@@ -14,13 +14,14 @@ use signal_hook::consts::{SIGCHLD, SIGPIPE, SIGTSTP};
 
 use crate::environment::{Environment, Reservation};
 use crate::options::{Options, Output};
+use crate::order::Part;
 use crate::output::{Outputs, Ways};
-use crate::part::Part;
 use crate::processes::{self, Process};
+use crate::program;
 use crate::rank::{Ending, Rank, Why};
 use crate::report::{self, Job, say};
+use crate::role::{Door, STARTER, again};
 use crate::signals::{self, Caught, Event, is_ending};
-use crate::{Door, STARTER, again, program};
 
 /// The status of a launcher that was not able to launch.
 const FAILED: u8 = 1;

@@ -18,7 +18,7 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::options::Output;
-use crate::part;
+use crate::order;
 use crate::screen::{Prefixes, Screen, Stream};
 use crate::signals::Event;
 
@@ -248,7 +248,7 @@ impl Source {
             && let Some(end) = self.pending.iter().position(|&byte| byte == b'\n')
         {
             let line: Vec<u8> = self.pending.drain(..=end).collect();
-            if let Some(port) = part::port_in(&line) {
+            if let Some(port) = order::port_in(&line) {
                 self.greeting = None;
                 let _ = events.send(Event::Ready { host, port });
             } else if !line.trim_ascii().is_empty() {

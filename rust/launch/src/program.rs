@@ -7,8 +7,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::Door;
 use crate::options::Options;
+use crate::role::Door;
 use crate::starter::status;
 
 /// The command of every rank.

@@ -6,10 +6,9 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use crate::environment::new_secret;
 use crate::options::{Options, Output};
-use crate::part::{Order, Part, split};
-use crate::{Door, PART, THIS};
+use crate::order::{Order, Part, new_secret, split};
+use crate::role::{Door, PART, THIS};
 
 /// No questions, which several hosts would ask at once; and a host that went dark is noticed. ssh takes the first value of
 /// an option, so the user's own count.

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use pyo3::prelude::*;
 use unisono::types::DataType;
 
-use crate::arrays::{Argument, Layout};
+use crate::layout::{Argument, Layout};
 
 /// `PyArrayInterface` of NumPy's documentation ("C-struct access").
 #[repr(C)]

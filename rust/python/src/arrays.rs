@@ -18,39 +18,9 @@ use unisono::buffer::Memory;
 use unisono::types::DataType;
 
 use crate::array_struct::ArrayInterface;
-use crate::errors::{invalid, unsupported};
 use crate::how::How;
+use crate::layout::{Argument, Layout};
 use crate::{cuda_array, dlpack};
-
-/// An argument that is an array: the operation and the name of the argument, for messages.
-#[derive(Clone, Copy)]
-pub(crate) struct Argument {
-    pub(crate) operation: &'static str,
-    pub(crate) name: &'static str,
-}
-
-impl Argument {
-    pub(crate) fn invalid(self, py: Python<'_>, what: impl std::fmt::Display) -> PyErr {
-        invalid(py, format!("{}: {} {what}", self.operation, self.name))
-    }
-
-    pub(crate) fn unsupported(self, py: Python<'_>, what: impl std::fmt::Display) -> PyErr {
-        unsupported(py, format!("{}: {} {what}", self.operation, self.name))
-    }
-}
-
-/// The layout of an array, as its owner describes it.
-pub(crate) struct Layout {
-    pub(crate) start: *mut u8,
-    pub(crate) dtype: DataType,
-    /// The name of a type without arithmetic, whose elements go as the bits of a `dtype`.
-    pub(crate) moved: Option<String>,
-    pub(crate) shape: Vec<usize>,
-    /// In bytes; None when the elements lie in row-major order without gaps.
-    pub(crate) strides: Option<Vec<isize>>,
-    /// Why it cannot be written to, if it cannot.
-    pub(crate) read_only: Option<&'static str>,
-}
 
 /// `blocks` of shape `block` along a new first axis.
 pub(crate) fn stacked(blocks: usize, block: &[usize]) -> Vec<usize> {

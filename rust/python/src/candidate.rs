@@ -5,8 +5,9 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use unisono::rendezvous::launcher;
 
-use crate::communicator::{Communicator, Shared};
+use crate::communicator::Communicator;
 use crate::errors::exception;
+use crate::joined::Shared;
 use crate::running::{Seconds, elsewhere};
 use crate::settings::Options;
 

@@ -1,19 +1,18 @@
 //! Joining and leaving a group. The operations of the class are in `collectives.rs` and `point_to_point.rs`.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use unisono::Communicator as Core;
 use unisono::config::Config;
 use unisono::error::Error;
-use unisono::fence::guard;
-use unisono::locks::Mutex;
 use unisono::rendezvous::MeetingPlace;
 use unisono::rendezvous::launcher::{self, Launch};
-use unisono::{Communicator as Core, PerProcess};
 
 use crate::errors::{exception, invalid};
+use crate::joined::Shared;
 use crate::running::{Call, Seconds, elsewhere, finish, run, start};
 use crate::settings::Options;
 use crate::work::Work;
@@ -21,76 +20,11 @@ use crate::work::Work;
 /// The source of a receive that takes a message from any rank.
 pub(crate) const ANY_SOURCE: i64 = -1;
 
-/// How long the interpreter's end waits for what is under way on devices.
-const FAREWELL: Duration = Duration::from_secs(3);
-
-/// The communicators of this process that are not closed, to be closed when the interpreter ends.
-static OPEN: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::default);
-
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Communicator>()?;
     module.add_function(wrap_pyfunction!(init, module)?)?;
     module.add("ANY_SOURCE", ANY_SOURCE)?;
-    let py = module.py();
-    let close_all = wrap_pyfunction!(close_all, module)?;
-    py.import("atexit")?
-        .call_method1("register", (close_all,))?;
     Ok(())
-}
-
-/// A group.
-pub(crate) struct Shared {
-    pub(crate) comm: Core,
-}
-
-impl Shared {
-    pub(crate) fn register(comm: Core) -> Arc<Self> {
-        let shared = Arc::new(Self { comm });
-        let mut open = OPEN.lock();
-        open.retain(|known| known.strong_count() > 0);
-        open.push(Arc::downgrade(&shared));
-        shared
-    }
-
-    fn close(&self) {
-        // In a forked child it is left alone, with all that belongs to it.
-        if self.comm.check_process().is_ok() {
-            self.comm.close();
-        }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if self.comm.check_process().is_ok() {
-            // Calls on devices have returned, and are taken for done. Not while the interpreter goes away.
-            Python::try_attach(|py| {
-                py.detach(|| {
-                    let _ = guard(|| self.comm.finish(None));
-                    // It may wait for others that agree on who is left.
-                    self.close();
-                });
-            });
-        }
-    }
-}
-
-/// Closes what the program left open, and waits for the threads.
-#[pyfunction]
-fn close_all(py: Python<'_>) {
-    let open = std::mem::take(&mut *OPEN.lock());
-    py.detach(|| {
-        for shared in open.iter().filter_map(Weak::upgrade) {
-            // The interpreter ends: no caller is left to get an error.
-            let _ = guard(|| {
-                let _ = shared.comm.finish(Some(FAREWELL));
-                shared.close();
-                Ok(())
-            });
-        }
-        crate::one_sided::close_all();
-        unisono::wait_for_threads(crate::THREADS_END);
-    });
 }
 
 /// Join the group of ranks that this process belongs to. Blocks until all have come.

@@ -12,9 +12,9 @@ use unisono::cuda;
 use unisono::types::{DataType, DeviceStream};
 
 use crate::array_struct::type_by_name;
-use crate::arrays::{Argument, Layout};
 use crate::errors::exception;
 use crate::how::{How, Stream};
+use crate::layout::{Argument, Layout};
 
 /// The layout of `object`, if it has `__cuda_array_interface__`.
 pub(crate) fn view(

@@ -12,9 +12,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use unisono::types::DataType;
 
-use crate::arrays::{Argument, Layout};
 use crate::cuda_array;
 use crate::how::{How, Stream};
+use crate::layout::{Argument, Layout};
 
 const CPU: i32 = 1;
 const CUDA: i32 = 2;

@@ -14,8 +14,8 @@ use pyo3::types::PyBool;
 use unisono::cuda;
 use unisono::types::DeviceStream;
 
-use crate::arrays::Argument;
 use crate::errors::{exception, invalid};
+use crate::layout::Argument;
 use crate::running::Seconds;
 
 /// The keywords of an operation, and what its arrays add to them.

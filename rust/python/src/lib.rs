@@ -17,7 +17,9 @@ mod exchanges;
 mod explain;
 mod heap;
 mod how;
+mod joined;
 mod launch;
+mod layout;
 pub mod log;
 mod message;
 mod objects;
@@ -30,12 +32,9 @@ mod running;
 mod settings;
 mod work;
 
-use std::time::Duration;
-
 use pyo3::prelude::*;
 
-/// How long the end of the interpreter may wait for our threads, which need far less, unless a callback does not return.
-pub const THREADS_END: Duration = Duration::from_secs(1);
+pub use joined::THREADS_END;
 
 /// Puts everything into the module that Python initialises.
 ///
@@ -45,6 +44,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     candidate::add_to(module)?;
     communicator::add_to(module)?;
+    joined::add_to(module)?;
     settings::add_to(module)?;
     explain::add_to(module)?;
     heap::add_to(module)?;

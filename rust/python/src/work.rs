@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
-use crate::communicator::Shared;
 use crate::errors::exception;
+use crate::joined::Shared;
 use crate::message::Message;
 use crate::running::{self, Patience};
 
