@@ -11,19 +11,17 @@ A program for ``horovod.torch`` changes this line and runs over unisono, started
 """
 
 from unisono.horovod.torch import elastic
-from unisono.horovod.torch._calls import (
+from unisono.horovod.torch._call import (
     Adasum,
     Average,
-    Handle,
     HorovodInternalError,
     Max,
     Min,
     Product,
     ReduceOp,
     Sum,
-    poll,
-    synchronize,
 )
+from unisono.horovod.torch._calls import Handle, poll, synchronize
 from unisono.horovod.torch._compression import Compression
 from unisono.horovod.torch._exchanges import (
     allgather,

@@ -1,23 +1,21 @@
 """How a call of this module becomes operations of ``torch.distributed``, and a handle.
 
-Every operation is described by a :class:`Call`: all that the ranks have in common. Horovod matches
-the calls of different ranks by their names; here the order decides, as everywhere in unisono. Calls
-that the ranks of the job have started together are remembered, so that a rank which has run out of
-data can take part in the calls of the others (see ``_join``).
+Calls that the ranks of the job have started together are remembered, so that a rank which has run
+out of data can take part in the calls of the others (see ``_join``).
 """
 
 from __future__ import annotations
 
-import enum
 import math
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.horovod.torch import _announcements
+from unisono.horovod.torch._call import TORCH_OPS, Call, HorovodInternalError, ReduceOp
 from unisono.horovod.torch._world import ProcessSet, World, global_process_set, world
 
 if TYPE_CHECKING:
@@ -25,85 +23,6 @@ if TYPE_CHECKING:
 
 # How long a rank waits before it asks whether the one it waits for has joined.
 _PATIENCE = timedelta(milliseconds=200)
-
-
-class HorovodInternalError(RuntimeError):
-    """An operation failed for a reason that is not in its arguments; the group is dead."""
-
-
-class ReduceOp(enum.IntEnum):
-    """How values of different ranks become one."""
-
-    AVERAGE = 0
-    SUM = 1
-    ADASUM = 2
-    MIN = 3
-    MAX = 4
-    PRODUCT = 5
-
-
-Average: Final = ReduceOp.AVERAGE
-Sum: Final = ReduceOp.SUM
-Adasum: Final = ReduceOp.ADASUM
-Min: Final = ReduceOp.MIN
-Max: Final = ReduceOp.MAX
-Product: Final = ReduceOp.PRODUCT
-
-TORCH_OPS = {
-    ReduceOp.AVERAGE: dist.ReduceOp.AVG,
-    ReduceOp.SUM: dist.ReduceOp.SUM,
-    ReduceOp.MIN: dist.ReduceOp.MIN,
-    ReduceOp.MAX: dist.ReduceOp.MAX,
-    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
-}
-
-
-def chosen_op(op: ReduceOp | int | None, average: bool | None = None) -> ReduceOp:
-    """Return the operator that `op` and the older `average` ask for; Average if neither is given.
-
-    Raises
-    ------
-    ValueError
-        Both are given, or there is no such operator.
-    NotImplementedError
-        It is Adasum.
-    """
-    if average is not None:
-        if op is not None:
-            raise ValueError("average= is the older form of op=; give one of them")
-        return ReduceOp.AVERAGE if average else ReduceOp.SUM
-    chosen = ReduceOp.AVERAGE if op is None else ReduceOp(op)
-    if chosen is ReduceOp.ADASUM:
-        raise NotImplementedError("unisono has no Adasum; use op=Average or op=Sum")
-    return chosen
-
-
-@dataclass(frozen=True)
-class Call:
-    """The parameters of an operation that all ranks must give alike when they start it.
-
-    ``shapes`` and ``dtypes`` have an entry for each tensor; of an operation to which ranks bring
-    different numbers of rows, the first dimension is this rank's own.
-    """
-
-    kind: str
-    shapes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[torch.dtype, ...] = ()
-    op: ReduceOp = ReduceOp.SUM
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root: int = 0
-    can_join: bool = True
-
-
-def call_of(kind: str, tensors: Sequence[Tensor], **parameters: Any) -> Call:
-    """Return the call of an operation on `tensors`."""
-    return Call(
-        kind,
-        tuple(tuple(tensor.shape) for tensor in tensors),
-        tuple(tensor.dtype for tensor in tensors),
-        **parameters,
-    )
 
 
 class Handle:
@@ -164,8 +83,6 @@ def wait(work: Any, device: torch.device) -> None:
 
     On a device a wait only orders streams and a limit would block the host, so there is none.
     """
-    from unisono.horovod.torch import _join
-
     here = world()
     limits = (_PATIENCE,) if device.type == "cpu" else ()
     while True:
@@ -179,7 +96,7 @@ def wait(work: Any, device: torch.device) -> None:
             if not limits or has_ended:
                 raise HorovodInternalError(str(error)) from error
         if not work.is_completed():
-            _join.announce(here)
+            _announcements.announce(here)
 
 
 def group_of(process_set: ProcessSet) -> Any:
@@ -197,14 +114,12 @@ def group_of(process_set: ProcessSet) -> Any:
 
 def start(call: Call, process_set: ProcessSet, launch: Callable[[Any], Handle]) -> Handle:
     """Start an operation: `launch` gets torch's group and returns the handle."""
-    from unisono.horovod.torch import _join
-
     here = world()
     group = group_of(process_set)
     with here.lock:
         if process_set is global_process_set:
             remember(here, call)
-            _join.publish(here)
+            _announcements.publish(here)
         try:
             return launch(group)
         except dist.DistError as error:

@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.horovod.torch._call import Call, call_of
 from unisono.horovod.torch._calls import (
-    Call,
     Handle,
-    call_of,
     exchange_rows,
     group_of,
     rows_of,

@@ -4,7 +4,7 @@ Horovod's background threads agree about every operation before it runs. unisono
 call costs nothing beside the operation itself, so a rank that joins must learn in another way what
 the others call. It says in the store of the job how many calls it has made and that it has joined.
 A rank that waits for an operation longer than usual looks there, and from then on writes into the
-store what it calls (:class:`~unisono.horovod.torch._calls.Call`): first what the joined rank has
+store what it calls (:class:`~unisono.horovod.torch._call.Call`): first what the joined rank has
 missed, then each call before it starts. The joined rank reads that and starts the same operations
 with tensors that change nothing. Calls are numbered alike on all ranks, so the last rank to join
 ends it: no call has a number beyond those that any rank had made by then.
@@ -16,14 +16,9 @@ import pickle
 import time
 from typing import TYPE_CHECKING
 
-from unisono.horovod.torch import _exchanges, _reductions
-from unisono.horovod.torch._calls import (
-    Call,
-    Handle,
-    HorovodInternalError,
-    ReduceOp,
-    neutral,
-)
+from unisono.horovod.torch import _announcements, _exchanges, _reductions
+from unisono.horovod.torch._call import Call, HorovodInternalError, ReduceOp
+from unisono.horovod.torch._calls import Handle, neutral
 from unisono.horovod.torch._world import global_process_set, world
 
 if TYPE_CHECKING:
@@ -58,9 +53,9 @@ def join(device: int = -1) -> int:  # noqa: ARG001
     """
     here = world()
     with here.lock:
-        here.store.set(_key(here, f"rank/{here.rank}"), str(here.sequence))
-        if here.store.add(_key(here, "count"), 1) == here.size:
-            here.store.set(_key(here, "last"), str(here.rank))
+        here.store.set(_announcements.key(here, f"rank/{here.rank}"), str(here.sequence))
+        if here.store.add(_announcements.key(here, "count"), 1) == here.size:
+            here.store.set(_announcements.key(here, "last"), str(here.rank))
         last = _follow(here)
         here.epoch += 1
         here.joined, here.published = 0, -1
@@ -68,57 +63,19 @@ def join(device: int = -1) -> int:  # noqa: ARG001
     return last
 
 
-def _key(here: World, name: str) -> str:
-    return f"join/{here.epoch}/{name}"
-
-
 def _follow(here: World) -> int:
     pause, longest = _PAUSES
     while True:
-        announce(here)
-        key = _key(here, f"call/{here.sequence}")
+        _announcements.announce(here)
+        key = _announcements.key(here, f"call/{here.sequence}")
         if here.store.check([key]):
             _take_part(pickle.loads(here.store.get(key)))
             pause = _PAUSES[0]
-        elif here.joined == here.size and here.sequence >= max(_positions(here)):
-            return int(here.store.get(_key(here, "last")))
+        elif here.joined == here.size and here.sequence >= max(_announcements.positions(here)):
+            return int(here.store.get(_announcements.key(here, "last")))
         else:
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
-
-
-def announce(here: World) -> None:
-    """See whether ranks have joined, and write down for them what they may have missed."""
-    with here.lock:
-        joined = here.store.add(_key(here, "count"), 0)
-        if joined == here.joined:
-            return
-        here.joined = joined
-        behind = min(_positions(here))
-        oldest = here.recent[0][0] if here.recent else here.sequence
-        if behind < min(oldest, here.sequence):
-            raise HorovodInternalError(
-                f"a rank joined {here.sequence - behind} calls ago, more than are remembered"
-            )
-        # Every rank writes the same, so it does not matter which does.
-        here.published = min(here.published, behind - 1) if here.published >= 0 else behind - 1
-        publish(here)
-
-
-def publish(here: World) -> None:
-    """Write down what this rank calls, once ranks have joined."""
-    if here.joined == 0:
-        return
-    for number, call in here.recent:
-        if number > here.published:
-            here.store.set(_key(here, f"call/{number}"), pickle.dumps(call))
-    here.published = here.sequence - 1
-
-
-def _positions(here: World) -> list[int]:
-    """Return how many calls each rank that has joined had made."""
-    keys = [_key(here, f"rank/{rank}") for rank in range(here.size)]
-    return [int(here.store.get(key)) for key in keys if here.store.check([key])]
 
 
 def _take_part(call: Call) -> None:

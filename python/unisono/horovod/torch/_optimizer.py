@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unisono.horovod.torch._calls import Average, Handle, ReduceOp, call_of, chosen_op
+from unisono.horovod.torch._call import Average, ReduceOp, call_of, chosen_op
+from unisono.horovod.torch._calls import Handle
 from unisono.horovod.torch._compression import Compression
 from unisono.horovod.torch._reductions import reduce_together, sparse_allreduce_async
 from unisono.horovod.torch._world import ProcessSet, global_process_set

@@ -13,20 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.horovod.torch._calls import (
-    TORCH_OPS,
-    Average,
-    Call,
-    Handle,
-    ReduceOp,
-    Sum,
-    call_of,
-    chosen_op,
-    reduce_all,
-    scale,
-    start,
-    together,
-)
+from unisono.horovod.torch._call import TORCH_OPS, Average, Call, ReduceOp, Sum, call_of, chosen_op
+from unisono.horovod.torch._calls import Handle, reduce_all, scale, start, together
 from unisono.horovod.torch._compression import Compression
 from unisono.horovod.torch._world import ProcessSet, global_process_set
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from unisono.horovod.torch._calls import Call
+    from unisono.horovod.torch._call import Call
 
 # torch has no "for ever".
 _TIMEOUT = timedelta(days=1)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import unisono
 from unisono.horovod.torch import _world
-from unisono.horovod.torch._calls import HorovodInternalError
+from unisono.horovod.torch._call import HorovodInternalError
 from unisono.horovod.torch._exchanges import allgather
 from unisono.horovod.torch._objects import (
     broadcast_object,
