@@ -6,10 +6,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.check
-
 PACKAGE = Path(__file__).parents[3] / "python" / "unisono"
 # A circle cannot be read but as a whole.
 LARGEST_CIRCLE = 3
