@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,47 @@ def test_every_error_code_is_documented_with_its_cost():
     rows = re.findall(r"(?m)^\| (\w+) \| (local|fatal) \|", (ROOT / "docs/errors.md").read_text())
     assert len(codes) >= 8
     assert rows == [(code, "local" if code in local else "fatal") for code in codes]
+
+
+def messages_of_rust(text: str) -> list[str]:
+    """The lines of Rust or C++, without comments and each literal on one line."""
+    text = re.sub(r"(?m)^\s*//.*$", "", text.split("mod tests {", maxsplit=1)[0])
+    return re.sub(r'\\\n\s*|"\s*\n\s*"', "", text).splitlines()
+
+
+def messages_of_python(text: str) -> Iterator[str]:
+    """The literals of Python, with braces where values are put in."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.JoinedStr):
+            parts = [getattr(part, "value", None) for part in node.values]
+            yield "".join(part if isinstance(part, str) else "{}" for part in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def messages() -> list[str]:
+    """All that the sources may print, and more."""
+    found: list[str] = []
+    for pattern in ("rust/*/src/**/*.rs", "csrc/*.[ch]pp"):
+        for path in ROOT.glob(pattern):
+            if not {"tests", "world", "tests.rs"} & set(path.parts):
+                found += messages_of_rust(path.read_text())
+    for path in (ROOT / "python").glob("**/*.py"):
+        found += messages_of_python(path.read_text())
+    return found
+
+
+def test_the_messages_of_the_documents_are_those_of_the_sources():
+    """Of a row of the tables of messages.md each quotation; dots stand for any text."""
+    page = (ROOT / "docs/messages.md").read_text()
+    rows = re.findall(r"(?m)^\| (.*?) \| .*? \| .* \|$", page)
+    quoted = [text for row in rows for text in re.findall(r"`([^`]*)`", row)]
+    assert len(quoted) > 60
+    known = messages()
+
+    def is_known(text: str) -> bool:
+        parts = [part.strip() for part in text.split("...")]
+        pattern = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
+        return sum(map(len, parts)) > 10 and any(pattern.search(one) for one in known)
+
+    assert [text for text in quoted if not is_known(text)] == []
