@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -168,7 +169,50 @@ CRATES = {
     "unisono-plan": ROOT / "rust" / "plan",
     "unisono-reduce": ROOT / "rust" / "reduce",
     "unisono": ROOT / "rust" / "core",
+    "unisono-launch": ROOT / "rust" / "launch",
 }
+
+
+def cargo(*arguments: str) -> str:
+    """Run cargo without the network, and return its output."""
+    command = [os.environ.get("CARGO", "cargo"), *arguments, "--offline"]
+    done = subprocess.run(
+        command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_index_takes_the_metadata_of_the_crates():
+    packages = {one["name"]: one for one in json.loads(cargo("metadata", "--no-deps"))["packages"]}
+    # `publish = false` is an empty list of registries.
+    published = {name for name, one in packages.items() if one["publish"] is None}
+    assert published == CRATES.keys()
+    for name in published:
+        one = packages[name]
+        assert one["description"], name
+        assert one["license"] == "Apache-2.0 OR MIT", name
+        assert one["documentation"] == f"https://docs.rs/{name}", name
+        assert one["readme"] == "README.md", name
+        assert one["rust_version"], name
+        # crates.io refuses more than five of either, and keywords of more than 20 characters.
+        assert 0 < len(one["keywords"]) <= 5, name
+        assert all(len(word) <= 20 for word in one["keywords"]), name
+        assert 0 < len(one["categories"]) <= 5, name
+        assert "x86_64-unknown-linux-gnu" in one["metadata"]["docs"]["rs"]["targets"], name
+        for needed in one["dependencies"]:
+            if needed.get("path") and needed["kind"] != "dev":
+                assert needed["name"] in published, (name, needed["name"])
+                assert needed["req"] == f"={one['version']}", (name, needed["name"])
+
+
+def test_the_crates_are_packed(tmp_path):
+    packages = [word for name in CRATES for word in ("-p", name)]
+    target = ["--target-dir", str(tmp_path)]
+    cargo("package", "--allow-dirty", "--no-verify", *packages, *target)
+    packed = {path.name for path in (tmp_path / "package").glob("*.crate")}
+    (version,) = re.findall(r'(?m)^version = "(.*)"$', (ROOT / "Cargo.toml").read_text("utf-8"))
+    assert packed == {f"{name}-{version}.crate" for name in CRATES}
 
 
 def test_the_crates_are_published_together(release):
@@ -181,16 +225,7 @@ def test_the_crates_are_published_together(release):
 
 @pytest.mark.parametrize("crate", CRATES)
 def test_a_crate_holds_its_sources_and_nothing_from_beside_it(crate):
-    command = [os.environ.get("CARGO", "cargo"), "package", "-p", crate, "--list"]
-    listed = subprocess.run(
-        [*command, "--allow-dirty", "--offline"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    files = set(listed.stdout.split())
+    files = set(cargo("package", "-p", crate, "--list", "--allow-dirty").split())
     beside = {name for name in files if not name.startswith("src/")}
     assert {"README.md", "LICENSE-APACHE", "LICENSE-MIT", "Cargo.toml"} <= beside
     assert beside <= {
