@@ -6,9 +6,11 @@ import json
 import os
 import re
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
+import rehearse
 import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -162,6 +164,27 @@ def test_the_image_of_the_documents_is_that_of_the_workflow(release):
     assert len(images) == 1
     document = (ROOT / "docs" / "releasing.md").read_text("utf-8")
     assert set(re.findall(r"\brust:[\w.-]+", document)) == images
+
+
+def test_a_rehearsal_begins_with_the_same_wheel_under_a_lower_version(tmp_path):
+    tag = "cp310-abi3-manylinux_2_28_x86_64"
+    info = "unisono-0.1.0.dist-info"
+    wheel = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    metadata = "Metadata-Version: 2.4\nName: unisono\nVersion: 0.1.0\n"
+    parts = {"unisono/__init__.py": "", f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel}
+    for name, text in parts.items():
+        part = tmp_path / "tree" / name
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text)
+    rehearse.call("wheel", "pack", "--dest-dir", tmp_path, tmp_path / "tree")
+    made = rehearse.lower(tmp_path / f"unisono-0.1.0-{tag}.whl", tmp_path)
+    assert made.name == f"unisono-{rehearse.LOWER}-{tag}.whl"
+    with zipfile.ZipFile(made) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(f"unisono-{rehearse.LOWER}.dist-info/METADATA").decode()
+    assert f"Version: {rehearse.LOWER}\n" in metadata
+    assert {"unisono/__init__.py", rehearse.LEFT_BEHIND} <= names
+    assert not any(info in name for name in names)
 
 
 # The crates that are published, and the folder of each.
