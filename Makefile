@@ -38,7 +38,7 @@ SETUP ?= yes
 # The targets of `make wheel`: versions of torch or folders with one (all that are supported), and the processor.
 TORCHES ?=
 MACHINE ?= $(shell uname -m)
-# Where `make test-wheel` and `make test-sdist` test: pairs of a Python and a torch or none, as 3.12:2.15.0 (all, or what suits sources).
+# Where `make test-wheel`, `make test-sdist` and `make rehearse` test: pairs of a Python and a torch or none, as 3.12:2.15.0 (all, or what suits sources).
 WHEEL_ENVIRONMENTS ?=
 # Whether they also build a door by `build-torch` in the first of these with a torch, which the test of all does anyway.
 BUILD_TORCH ?= no
@@ -54,6 +54,8 @@ override PACKAGE_STAMP := $(VENV)/.unisono-$(CHECKOUT)
 override WHEEL_TOOLS := $(TARGET)/wheel-tools
 override WHEEL_PY := $(WHEEL_TOOLS)/bin/python
 override WHEEL_STAMP := $(WHEEL_TOOLS)/.unisono
+override INDEX_TOOLS := $(TARGET)/index-tools
+override INDEX_STAMP := $(INDEX_TOOLS)/.unisono
 override DOCS_TOOLS := $(TARGET)/docs-tools
 override DOCS_STAMP := $(DOCS_TOOLS)/.unisono
 override NVRTC := $(TARGET)/nvrtc
@@ -266,6 +268,11 @@ test-wheel: ## Test the wheel of dist/ in clean environments (WHEEL_ENVIRONMENTS
 test-sdist: ## Test the source distribution of dist/ in two of them
 	$(test_package) dist/unisono-*.tar.gz
 
+# As the workflow publishes them; a lower version is there before, and in the end the release is yanked.
+.PHONY: rehearse
+rehearse: $(INDEX_STAMP) ## Publish what is in dist/ to an index on this machine, and install it from there by name
+	$(INDEX_TOOLS)/bin/python tools/rehearse.py $(addprefix --only ,$(WHEEL_ENVIRONMENTS)) dist
+
 .PHONY: audit
 audit: prerequisites $(WHEEL_STAMP) ## Check licences and known vulnerabilities of all that is built with or depended on
 	$(CARGO) deny --all-features check
@@ -312,6 +319,11 @@ extension: prerequisites $(PACKAGE_STAMP)
 # The tools that build a wheel, in an environment without torch.
 $(WHEEL_STAMP): pyproject.toml | prerequisites
 	tools/make-venv.sh $(WHEEL_TOOLS) --group release
+	@touch $@
+
+# An index of packages on this machine, and what uploads to it.
+$(INDEX_STAMP): pyproject.toml | prerequisites
+	tools/make-venv.sh $(INDEX_TOOLS) --group rehearsal
 	@touch $@
 
 # The tools that build the site, in another one.

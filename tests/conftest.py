@@ -23,6 +23,7 @@ SLOW = (
     "tests/cuda/without_gpu/test_gpu_scripts.py",
     "tests/python/c/test_c_install.py",
     "tests/python/frameworks/",
+    "tests/python/hosts/test_hosts_many.py::test_two_hundred_hosts_form_a_group",
     "tests/python/launch/test_engines.py",
     "tests/python/launch/test_slurm.py",
     "tests/python/project/test_benchmarks.py",

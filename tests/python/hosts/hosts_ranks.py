@@ -224,6 +224,15 @@ def join_and_reduce() -> Ending:
     return ending(lambda: comm.all_reduce(np.zeros(8)))
 
 
+def meet_in_vain() -> Ending | None:
+    """One message between ranks 1 and 2, which cannot reach each other."""
+    comm = unisono.init()
+    if comm.rank == 0:
+        return None
+    other = 3 - comm.rank
+    return ending(lambda: comm.sendrecv(np.zeros(8), other, np.zeros(8), other))
+
+
 def cut_off(cutter: int) -> Ending:
     """In the middle of an all_reduce one rank takes the link of its host down."""
     comm = unisono.init()

@@ -216,12 +216,14 @@ def test_torchrun_starts_a_job_on_two_hosts(rendezvous, tmp_path):
     script.write_text(REDUCE)
 
     def command(host: int) -> list[str]:
-        start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+        # A host's own name is that of nothing there, as with pods in their host's network.
+        start = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', f"pod-{host}"]
+        start += [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
         if rendezvous == "static":
             start += [f"--node-rank={host}", "--master-addr=node0", f"--master-port={PORT}"]
         else:
             start += ["--rdzv-backend=c10d", f"--rdzv-endpoint=node0:{PORT}", "--rdzv-id=job"]
-            # Both hosts of this bed have the name of the machine that it is on.
+            # Else ranks would get the name of the first host as MASTER_ADDR.
             start += [f"--local-addr={net.address(host)}"]
             start += [f"--rdzv-conf=is_host={int(host == 0)}"]
         return [*start, str(script)]

@@ -6,8 +6,10 @@ themselves.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from collections.abc import Callable
 
 import pytest
 from hosts_ranks import Links
@@ -18,8 +20,16 @@ TROUBLE = why_not()
 pytestmark = pytest.mark.skipif(TROUBLE is not None, reason=f"{TROUBLE}")
 
 
-def run(net: Hosts, master: str, *, per_host: int = 1, **more: str) -> list[RankResult]:
-    """Run ranks on both hosts, in blocks, and check every result against NumPy."""
+def run(
+    net: Hosts,
+    master: str,
+    *,
+    per_host: int = 1,
+    what: str = "everything",
+    prefix: Callable[[int], list[str]] | None = None,
+    **more: str,
+) -> list[RankResult]:
+    """Run ranks on all hosts, in blocks, and check every result against NumPy."""
 
     def variables(rank: int) -> dict[str, str]:
         return {
@@ -36,9 +46,8 @@ def run(net: Hosts, master: str, *, per_host: int = 1, **more: str) -> list[Rank
         return net.names[rank // per_host]
 
     world = per_host * len(net.names)
-    return run_ranks(
-        world, "hosts_ranks:everything", timeout=60, env=variables, host=host, check=True
-    )
+    target = f"hosts_ranks:{what}"
+    return run_ranks(world, target, timeout=60, env=variables, host=host, prefix=prefix)
 
 
 def between(results: list[RankResult]) -> list[set[tuple[str, str]]]:
@@ -92,6 +101,92 @@ def test_the_address_of_a_pod_is_a_network_of_one():
             ip("-n", name, "addr", "add", f"{own}/32", "dev", "eth0")
             ip("-n", name, "route", "add", f"{other}/32", "dev", "eth0")
         run(net, net.address(0))
+
+
+def named_pod(rank: int) -> list[str]:
+    """The command that gives a rank, alone on its host, a host name of its own."""
+    return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', f"pod-{rank}"]
+
+
+@pytest.mark.parametrize("own", [{}, {"pod-0": "192.0.2.7", "pod-1": "192.0.2.7"}])
+def test_the_name_of_a_pod_is_that_of_nothing_here(own):
+    """As with hostNetwork: the pod's name is unknown, or leads somewhere else."""
+    with hosts() as net:
+        for host in range(2):
+            net.name_hosts(host, {"node0": net.address(0), **own})
+        found = between(run(net, "node0", prefix=named_pod))
+    assert found == [
+        {(Hosts.address(0), Hosts.address(1))},
+        {(Hosts.address(1), Hosts.address(0))},
+    ]
+
+
+def test_a_master_of_an_unknown_name_is_told():
+    """As where rank 0's own name is taken for MASTER_ADDR. A name server is asked for 10 s."""
+    with hosts() as net:
+        for host in range(2):
+            net.name_hosts(host, {})
+        short = {"UNISONO_JOIN_TIMEOUT": "3"}
+        serves, comes = run(net, "pod-0", what="join_only", prefix=named_pod, **short)
+    assert serves.value.kind == "SystemCallError", serves.value
+    assert serves.value.seconds < 12, serves.value
+    assert comes.value.kind == "TimeoutError", comes.value
+    for result in (serves, comes):
+        assert "pod-0 port" in result.value.message, result.value
+        assert "failed to lookup address" in result.value.message, result.value
+
+
+def join_in_a_ring(net: Hosts) -> None:
+    """Give each host a link to the next one, with a network of its own: none is on all three."""
+    for host, name in enumerate(net.names):
+        other = net.names[(host + 1) % len(net.names)]
+        ip(
+            "-n",
+            name,
+            "link",
+            "add",
+            "right",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "left",
+            "netns",
+            other,
+        )
+        for end, device in enumerate([(name, "right"), (other, "left")], 1):
+            at, interface = device
+            ip("-n", at, "addr", "add", f"10.93.{host}.{end}/24", "dev", interface)
+            ip("-n", at, "link", "set", interface, "up")
+    # To the master's address the last host goes by its own link to that host.
+    ip("-n", net.names[-1], "route", "add", "10.93.0.1/32", "via", f"10.93.{len(net.names) - 1}.2")
+
+
+def test_hosts_in_a_ring_reach_each_other_by_all_interfaces():
+    with hosts(3, networks=0) as net:
+        join_in_a_ring(net)
+        found = between(run(net, "10.93.0.1", UNISONO_INTERFACE="left,right"))
+    # Both neighbours of each host, in whichever direction they have connected.
+    assert [{theirs[:7] for _ours, theirs in links} for links in found] == [
+        {"10.93.0", "10.93.2"},
+        {"10.93.0", "10.93.1"},
+        {"10.93.1", "10.93.2"},
+    ]
+
+
+def test_hosts_in_a_ring_name_the_pair_and_the_setting():
+    """By default a rank is reached by the link that leads to the master, and by no other."""
+    with hosts(3, networks=0) as net:
+        join_in_a_ring(net)
+        results = run(net, "10.93.0.1", what="meet_in_vain")
+    for result in results[1:]:
+        other = 3 - result.rank
+        pair = rf"rank {other} \(.*\) cannot be reached from rank {result.rank} \("
+        assert result.value.kind == "PeerLostError", result.value
+        assert re.search(pair, result.value.message), result.value
+        assert "Network is unreachable" in result.value.message, result.value
+        assert "UNISONO_INTERFACE decides" in result.value.message, result.value
+        assert result.value.seconds < 10, result.value
 
 
 def gateway(network: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 
 import numpy as np
@@ -11,7 +12,7 @@ import own_threads
 import psutil
 import pytest
 from launching import doors, finish, run, started
-from ranks import free_port, run_ranks
+from ranks import free_port, run_ranks, run_torchrun
 
 import unisono
 
@@ -65,6 +66,13 @@ def test_the_store_closes_when_all_have_joined():
     assert [result.value for result in results] == [(True, True)] * 4
 
 
+def join_and_sum() -> float:
+    comm = unisono.init()
+    total = comm.all_reduce(np.array([comm.rank + 1.0]))
+    comm.barrier()
+    return total.item()
+
+
 def descendants_after_a_fork() -> int:
     """The exit status of a child that ends in the ordinary way, with what rank 0 served."""
     comm = unisono.init()
@@ -97,6 +105,51 @@ def test_two_launches_at_one_port_do_not_mix(tmp_path):
         for job, done in enumerate((finish(one), finish(other)), 1):
             assert done.code == 0, done
             assert sorted(done.out) == [f"[{r}] rank {r} among [{job}]" for r in range(3)]
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "HTTP"])
+def test_ranks_meet_beside_another_program_at_their_port(says):
+    """As where a port that was found free is lost before rank 0 comes."""
+
+    def answer() -> None:
+        while True:
+            try:
+                visitor, _ = stranger.accept()
+            except OSError:
+                return
+            with visitor:
+                visitor.sendall(says)
+
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        thread = threading.Thread(target=answer if says else int)
+        thread.start()
+        port = {"MASTER_PORT": str(stranger.getsockname()[1])}
+        found = run_ranks(2, "test_store:join_and_sum", timeout=40, env=port)
+        stranger.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert [result.value for result in found] == [3, 3]
+    # The others have joined within 10 s, though a port that accepts and stays silent costs some.
+    assert max(result.seconds for result in found) < 20
+
+
+LOSE_THE_PORT = """
+import os, socket
+import numpy as np, unisono
+if os.environ["RANK"] == "0":
+    taken = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+comm = unisono.init()
+print(f"rank {comm.rank} has {comm.all_reduce(np.ones(3))[0]}\\n", end="")
+comm.barrier()
+"""
+
+
+def test_a_port_that_torchrun_has_lost(tmp_path):
+    """Where its agent keeps no store, MASTER_PORT is a port that it has found free before."""
+    pytest.importorskip("torch")
+    program = tmp_path / "lose.py"
+    program.write_text(LOSE_THE_PORT)
+    printed = run_torchrun(program, 2, env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    assert {f"rank {rank} has 2.0" for rank in range(2)} <= set(printed.splitlines()), printed
 
 
 def test_a_process_without_the_secret_of_a_launch_is_kept_out(tmp_path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
+import rehearse
 import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,12 +166,76 @@ def test_the_image_of_the_documents_is_that_of_the_workflow(release):
     assert set(re.findall(r"\brust:[\w.-]+", document)) == images
 
 
+def test_a_rehearsal_begins_with_the_same_wheel_under_a_lower_version(tmp_path):
+    tag = "cp310-abi3-manylinux_2_28_x86_64"
+    info = "unisono-0.1.0.dist-info"
+    wheel = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    metadata = "Metadata-Version: 2.4\nName: unisono\nVersion: 0.1.0\n"
+    parts = {"unisono/__init__.py": "", f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel}
+    for name, text in parts.items():
+        part = tmp_path / "tree" / name
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text)
+    rehearse.call("wheel", "pack", "--dest-dir", tmp_path, tmp_path / "tree")
+    made = rehearse.lower(tmp_path / f"unisono-0.1.0-{tag}.whl", tmp_path)
+    assert made.name == f"unisono-{rehearse.LOWER}-{tag}.whl"
+    with zipfile.ZipFile(made) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(f"unisono-{rehearse.LOWER}.dist-info/METADATA").decode()
+    assert f"Version: {rehearse.LOWER}\n" in metadata
+    assert {"unisono/__init__.py", rehearse.LEFT_BEHIND} <= names
+    assert not any(info in name for name in names)
+
+
 # The crates that are published, and the folder of each.
 CRATES = {
     "unisono-plan": ROOT / "rust" / "plan",
     "unisono-reduce": ROOT / "rust" / "reduce",
     "unisono": ROOT / "rust" / "core",
+    "unisono-launch": ROOT / "rust" / "launch",
 }
+
+
+def cargo(*arguments: str) -> str:
+    """Run cargo without the network, and return its output."""
+    command = [os.environ.get("CARGO", "cargo"), *arguments, "--offline"]
+    done = subprocess.run(
+        command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_index_takes_the_metadata_of_the_crates():
+    packages = {one["name"]: one for one in json.loads(cargo("metadata", "--no-deps"))["packages"]}
+    # `publish = false` is an empty list of registries.
+    published = {name for name, one in packages.items() if one["publish"] is None}
+    assert published == CRATES.keys()
+    for name in published:
+        one = packages[name]
+        assert one["description"], name
+        assert one["license"] == "Apache-2.0 OR MIT", name
+        assert one["documentation"] == f"https://docs.rs/{name}", name
+        assert one["readme"] == "README.md", name
+        assert one["rust_version"], name
+        # crates.io refuses more than five of either, and keywords of more than 20 characters.
+        assert 0 < len(one["keywords"]) <= 5, name
+        assert all(len(word) <= 20 for word in one["keywords"]), name
+        assert 0 < len(one["categories"]) <= 5, name
+        assert "x86_64-unknown-linux-gnu" in one["metadata"]["docs"]["rs"]["targets"], name
+        for needed in one["dependencies"]:
+            if needed.get("path") and needed["kind"] != "dev":
+                assert needed["name"] in published, (name, needed["name"])
+                assert needed["req"] == f"={one['version']}", (name, needed["name"])
+
+
+def test_the_crates_are_packed(tmp_path):
+    packages = [word for name in CRATES for word in ("-p", name)]
+    target = ["--target-dir", str(tmp_path)]
+    cargo("package", "--allow-dirty", "--no-verify", *packages, *target)
+    packed = {path.name for path in (tmp_path / "package").glob("*.crate")}
+    (version,) = re.findall(r'(?m)^version = "(.*)"$', (ROOT / "Cargo.toml").read_text("utf-8"))
+    assert packed == {f"{name}-{version}.crate" for name in CRATES}
 
 
 def test_the_crates_are_published_together(release):
@@ -181,16 +248,7 @@ def test_the_crates_are_published_together(release):
 
 @pytest.mark.parametrize("crate", CRATES)
 def test_a_crate_holds_its_sources_and_nothing_from_beside_it(crate):
-    command = [os.environ.get("CARGO", "cargo"), "package", "-p", crate, "--list"]
-    listed = subprocess.run(
-        [*command, "--allow-dirty", "--offline"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    files = set(listed.stdout.split())
+    files = set(cargo("package", "-p", crate, "--list", "--allow-dirty").split())
     beside = {name for name in files if not name.startswith("src/")}
     assert {"README.md", "LICENSE-APACHE", "LICENSE-MIT", "Cargo.toml"} <= beside
     assert beside <= {
