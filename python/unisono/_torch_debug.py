@@ -1,0 +1,110 @@
+"""unisono in torch's debug server: each rank answers it, and its pages get one of unisono's.
+
+The server (``torch.distributed.debug.start_debug_server``) has a worker in every rank, which calls
+handlers by their names, and one process beside rank 0 that has the pages. The page is in
+``_torch_page``, which takes packages that torch does not install.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from unisono._torch_page import Page
+
+# The name of the handler of each rank.
+NAME = "unisono"
+# Where torch makes the list of its pages, when a server starts.
+_PAGES = "torch.distributed.debug._debug_handlers"
+
+
+def serve() -> None:
+    """Let this process answer the page, and have servers that start from now on show it."""
+    from torch._C import _distributed_c10d as native
+
+    if not hasattr(native, "_register_handler"):
+        return
+    # torch drops the function after the interpreter has gone. It must not be the last to hold it,
+    # for then the function would be freed.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_answer))
+    native._register_handler(NAME, _answer)
+    if _PAGES in sys.modules:
+        _add_page(sys.modules[_PAGES])
+    else:
+        sys.meta_path.insert(0, _AtImport())
+
+
+def handler() -> Page:
+    """Return the page, for ``start_debug_server(handlers=[...])``.
+
+    Raises
+    ------
+    ImportError
+        This torch has no debug server, or a package that it needs is not installed.
+    """
+    try:
+        from unisono._torch_page import Page
+    except ImportError as error:
+        missing = error.name or str(error)
+        why = "`pip install aiohttp jinja2 tabulate` brings what it needs"
+        if missing.startswith("torch"):
+            why = "torch 2.11 to 2.15 have one, where torch.distributed is built in"
+        raise ImportError(
+            f"unisono.torch.debug_handler: torch's debug server cannot be had here, for there is "
+            f"no {missing}; {why}",
+            name=error.name,
+        ) from error
+    return Page()
+
+
+def _answer(_request: Any, response: Any) -> None:
+    """Tell the state of all processes of this host that have groups, as ``status --json`` does."""
+    from unisono._status import ask
+
+    found = [vars(process) for process in ask.processes()]
+    for process in found:
+        for group in (process["answer"] or {}).get("groups", ()):
+            # The page shows none of them.
+            group.pop("recent", None)
+    response.set_content(json.dumps(found), "application/json")
+    response.set_status(200)
+
+
+def _add_page(module: Any) -> None:
+    genuine = module.default_handlers
+
+    @functools.wraps(genuine)
+    def default_handlers() -> list[Any]:
+        return [*genuine(), handler()]
+
+    module.default_handlers = default_handlers
+
+
+class _AtImport(MetaPathFinder):
+    """Adds the page when the module with torch's pages is imported, which few programs do."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _PAGES:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _add_page(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
