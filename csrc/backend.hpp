@@ -185,6 +185,9 @@ class Backend final : public c10d::Backend {
     std::chrono::milliseconds timeout;
   };
 
+  // Raises what a call that no work stands for has ended with; observers of works hear of it here.
+  void check(const Status& status) const;
+
   c10::intrusive_ptr<Work> make_work(Label label, const Tensors& inputs, Tensors results,
                                      std::chrono::milliseconds timeout) const;
   // Carries the jobs out, or starts them.

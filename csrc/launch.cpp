@@ -10,6 +10,12 @@ namespace unisono {
 
 using c10d::OpType;
 
+void Backend::check(const Status& status) const {
+  if (status.code == 0) return;
+  if (handle_->group->error().code != 0) handle_->observers.dead();
+  raise(status);
+}
+
 c10::intrusive_ptr<Work> Backend::make_work(Label label, const Tensors& inputs, Tensors results,
                                             std::chrono::milliseconds timeout) const {
   return c10::make_intrusive<Work>(getRank(), label.type, label.title, inputs, std::move(results),
@@ -75,7 +81,7 @@ Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const T
 }
 
 void Backend::run_here(const Job& job, std::chrono::milliseconds timeout) const {
-  raise(run(*handle_->group, job.call(milliseconds(timeout))).status);
+  check(run(*handle_->group, job.call(milliseconds(timeout))).status);
 }
 
 void Backend::carry_out(const Job& job) const {
@@ -86,7 +92,7 @@ void Backend::carry_out(const Job& job) const {
 void Backend::all_reduce_int8(const at::Tensor& tensor, bool average) const {
   const rust::Slice<float> values{tensor.mutable_data_ptr<float>(),
                                   static_cast<size_t>(tensor.numel())};
-  raise(handle_->group->all_reduce_int8(values, average));
+  check(handle_->group->all_reduce_int8(values, average));
 }
 
 Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, int64_t peer,
@@ -159,7 +165,7 @@ Backend::WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
-  raise(handle_->group->monitored_barrier(timeout.count(), wait_all_ranks));
+  check(handle_->group->monitored_barrier(timeout.count(), wait_all_ranks));
 }
 
 const at::Tensor& Backend::only(const Tensors& tensors, const char* argument) const {

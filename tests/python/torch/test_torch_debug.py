@@ -1,25 +1,35 @@
-"""unisono in torch's debug server: a page that says who waits for whom."""
+"""unisono in torch's debug server: a page that says who waits for whom; the health of ranks."""
 
 from __future__ import annotations
 
 import platform
 import sys
 from datetime import datetime, timezone
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks import free_port, run_ranks
 
 torch = pytest.importorskip("torch")
-# torch's debug server needs it; `pip install aiohttp jinja2 tabulate` brings all.
-pytest.importorskip("tabulate")
+pytest.importorskip("jinja2")
 
 from torch_debug_ranks import text_of  # noqa: E402
 
 from unisono import _torch_page  # noqa: E402
 from unisono._status import ask  # noqa: E402
 
+needs_all_pages = pytest.mark.skipif(
+    find_spec("tabulate") is None, reason="torch's own pages need tabulate: pip install tabulate"
+)
+needs_health = pytest.mark.skipif(
+    not hasattr(torch.distributed.distributed_c10d, "HealthCheckHook"),
+    reason="torch 2.15 brought its health checks",
+)
 
+
+@needs_all_pages
 @pytest.mark.parametrize("early", [False, True])
 def test_the_page_names_the_rank_that_others_wait_for(early: bool) -> None:
     results = run_ranks(3, "torch_debug_ranks:is_shown", free_port(), early, timeout=90, torch=True)
@@ -119,3 +129,23 @@ def test_it_says_where_there_is_no_debug_server(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "torch.distributed.debug._frontend", None)
     with pytest.raises(ImportError, match=r"no torch\.distributed\.debug\._frontend; torch 2\.11"):
         debug_handler()
+
+
+@needs_health
+@pytest.mark.parametrize("call", ["all_reduce", "operator"])
+def test_a_rank_whose_call_has_failed_is_unhealthy(call: str, tmp_path: Path) -> None:
+    prefix = str(tmp_path / "record_")
+    env = {"TORCH_FR_DUMP_TEMP_FILE": prefix}
+    ranks = run_ranks(
+        2, "torch_debug_ranks:is_unhealthy", call, prefix, timeout=60, env=env, torch=True
+    )
+    waits, late = (result.value for result in ranks)
+    assert "timed out after" in waits["told"]
+    for found in (waits, late):
+        assert found["before"] == {"healthy": True, "unhealthy_backends": []}
+        assert ("unisono:all_reduce", "completed") in found["record"], found
+    assert waits["after"] == {"healthy": False, "unhealthy_backends": ["unisono"]}
+    # It is in no call, so it has not heard of the failure.
+    assert late["after"]["healthy"]
+    if call == "all_reduce":
+        assert ("unisono:all_reduce", "scheduled") in waits["record"]

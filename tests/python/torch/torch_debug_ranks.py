@@ -1,15 +1,20 @@
-"""The ranks of ``test_torch_debug``: torch's debug server and its page of unisono."""
+"""The ranks of ``test_torch_debug``: torch's debug server, its page of unisono, and health."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pickle
 import re
 import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import torch
 import torch.distributed as dist
@@ -72,6 +77,61 @@ def is_shown(port: int, early: bool) -> tuple[str, str, list[int]] | None:
     if rank == 0:
         stop_debug_server()
     return found
+
+
+def is_unhealthy(call: str, prefix: str) -> dict[str, Any]:
+    """The last of two ranks does not come to a call that has a second's time."""
+    from torch._C import _distributed_c10d as native
+
+    dist.init_process_group("unisono", timeout=timedelta(seconds=1))
+    rank, group = dist.get_rank(), dist.group.WORLD
+    worker = native._WorkerServer("127.0.0.1", 0)
+
+    def ask(handler: str) -> Any:
+        place = f"http://127.0.0.1:{worker.port}/handler/{handler}"
+        with urlopen(Request(place, data=b"", method="POST"), timeout=SOON) as response:
+            return response.read()
+
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    before = json.loads(ask("c10d_health_check"))
+    store = dist.distributed_c10d._get_default_store()
+    told = None
+    if rank == 0:
+        calls = {
+            "all_reduce": lambda: dist.all_reduce(tensor),
+            "operator": lambda: torch.ops.unisono.all_reduce_(tensor, group.group_name, "sum"),
+        }
+        try:
+            calls[call]()
+        except dist.DistBackendError as error:
+            told = str(error)
+        end = time.monotonic() + SOON
+        while json.loads(ask("c10d_health_check"))["healthy"] and time.monotonic() < end:
+            time.sleep(0.01)
+        store.set("over", "")
+    else:
+        store.wait(["over"], timedelta(seconds=SOON))
+    # As torch's page does for all ranks, once one of them is unhealthy.
+    ask("fr_dump_file?backend=unisono")
+    file, entries = Path(f"{prefix}{rank}"), None
+    end = time.monotonic() + SOON
+    while entries is None and time.monotonic() < end:
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+            entries = pickle.loads(file.read_bytes())["entries"]
+        time.sleep(0.01)
+    # The store is in rank 0.
+    if rank == 0:
+        store.wait(["done"], timedelta(seconds=SOON))
+    else:
+        store.set("done", "")
+    found = [(entry["profiling_name"], entry["state"]) for entry in entries or ()]
+    return {
+        "before": before,
+        "after": json.loads(ask("c10d_health_check")),
+        "told": told,
+        "record": found,
+    }
 
 
 def text_of(page: str) -> str:
