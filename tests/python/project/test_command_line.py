@@ -163,7 +163,7 @@ def test_zsh_completes(
 def typed(
     command: list[str], prompt: str, keys: str, folder: Path, variables: dict[str, str]
 ) -> str:
-    """What a program has shown on a terminal of its own, which gets keys at the first prompt."""
+    """The screen of a program on a terminal of its own, which gets keys at the first prompt."""
     here, there = pty.openpty()
     fcntl.ioctl(here, termios.TIOCSWINSZ, struct.pack("4H", 100, 200, 0, 0))
     program = subprocess.Popen(
