@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import os
+import platform
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
+    from unisono._status.ask import Process
     from unisono._torch_page import Page
 
 # The name of the handler of each rank.
@@ -67,16 +70,56 @@ def handler() -> Page:
 
 
 def _answer(_request: Any, response: Any) -> None:
-    """Tell the state of all processes of this host that have groups, as ``status --json`` does."""
+    """Tell the state of the processes of this job on this host, as ``status --json`` does.
+
+    Whoever reaches the port of the server hears it, so nothing is told of other jobs.
+    """
     from unisono._status import ask
 
-    found = [vars(process) for process in ask.processes()]
+    found = [vars(process) for process in of_job(ask.processes(), os.getpid())]
     for process in found:
         for group in (process["answer"] or {}).get("groups", ()):
             # The page shows none of them.
             group.pop("recent", None)
     response.set_content(json.dumps(found), "application/json")
     response.set_status(200)
+
+
+def of_job(found: list[Process], pid: int) -> list[Process]:
+    """Return the processes of a job, without their command lines.
+
+    They share groups with the process with this pid here, directly or by others.
+    """
+    from unisono._status import words
+
+    here = [one for one in found if one.host == platform.node() and pid in (one.pid, one.own_pid)]
+    mine = {
+        group.name
+        for group in words.groups(found)
+        if any(group.process_of(rank, here) in here for rank in range(len(group.members)))
+    }
+    chosen: list[Process] = []
+    while True:
+        more = [process for process in found if process not in chosen and mine & _groups(process)]
+        if not more:
+            break
+        chosen += more
+        mine |= {name for process in more for name in _groups(process)}
+    # Those that do not answer belong to it by what the others know of them.
+    known = words.groups(chosen)
+    silent = [process for process in found if process.answer is None]
+    for group in known:
+        for rank in range(len(group.members)):
+            process = group.process_of(rank, silent) if rank not in group.ranks else None
+            if process and process not in chosen:
+                chosen.append(process)
+    for process in chosen:
+        process.command = ""
+    return chosen
+
+
+def _groups(process: Process) -> set[str]:
+    return {group["id"] for group in process.answer["groups"]} if process.answer else set()
 
 
 def _add_page(module: Any) -> None:

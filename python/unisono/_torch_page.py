@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -23,7 +22,7 @@ from torch.distributed.debug._frontend import DebugHandler, NavLink, Route
 from torch.distributed.debug._store import get_world_size, tcpstore_client
 
 from unisono._status import ask, words
-from unisono._torch_debug import NAME
+from unisono._torch_debug import NAME, of_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -110,16 +109,16 @@ def look(pid: int) -> Job:
     by_host: dict[str, list[str]] = {}
     for address in addresses.values():
         by_host.setdefault(address.rpartition(":")[0], []).append(address)
-    here = ask.processes()
+    here = of_job(ask.processes(), pid)
     with ThreadPoolExecutor(max_workers=64) as threads:
         found = _merged([here, *threads.map(_of_host, by_host.values())])
-        job = _of_job(found, pid)
+        job = of_job(found, pid)
         missing = [rank for rank in addresses if rank not in _ranks(job)]
         answers = dict(
             zip(missing, threads.map(_of_rank, map(addresses.get, missing)), strict=True)
         )
     found = _merged([found, *(answer for answer in answers.values() if isinstance(answer, list))])
-    job = _of_job(found, pid)
+    job = of_job(found, pid)
     for rank, answer in answers.items():
         if rank not in _ranks(job):
             why = answer if isinstance(answer, str) else "it has no group of this job"
@@ -167,36 +166,6 @@ def _merged(answers: Iterable[list[Process]]) -> list[Process]:
     for process in (process for answer in answers for process in answer):
         known.setdefault((process.host, process.pid), process)
     return list(known.values())
-
-
-def _of_job(found: list[Process], pid: int) -> list[Process]:
-    """Those that share groups with the process with this pid here, directly or by others."""
-    here = [one for one in found if one.host == platform.node() and pid in (one.pid, one.own_pid)]
-    mine = {
-        group.name
-        for group in words.groups(found)
-        if any(group.process_of(rank, here) in here for rank in range(len(group.members)))
-    }
-    chosen: list[Process] = []
-    while True:
-        more = [process for process in found if process not in chosen and mine & _groups(process)]
-        if not more:
-            break
-        chosen += more
-        mine |= {name for process in more for name in _groups(process)}
-    # Those that do not answer belong to it by what the others know of them.
-    known = words.groups(chosen)
-    silent = [process for process in found if process.answer is None]
-    for group in known:
-        for rank in range(len(group.members)):
-            process = group.process_of(rank, silent) if rank not in group.ranks else None
-            if process and process not in chosen:
-                chosen.append(process)
-    return chosen
-
-
-def _groups(process: Process) -> set[str]:
-    return {group["id"] for group in process.answer["groups"]} if process.answer else set()
 
 
 def _ranks(job: list[Process]) -> set[int]:
