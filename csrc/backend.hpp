@@ -22,6 +22,7 @@
 
 #include "buffers.hpp"
 #include "device_work.hpp"
+#include "recorded.hpp"
 #include "streams.hpp"
 #include "work.hpp"
 
@@ -184,6 +185,12 @@ class Backend final : public c10d::Backend {
     bool async;
     std::chrono::milliseconds timeout;
   };
+
+  // The span of a call of one or several jobs for torch's profiler; null where none runs.
+  std::unique_ptr<Span> span(Label label, c10::ArrayRef<Job> jobs, bool async) const;
+  std::unique_ptr<Span> span(Recorded call) const;
+  // Raises what a call that no work stands for has ended with; observers of works hear of it here.
+  void check(const Status& status) const;
 
   c10::intrusive_ptr<Work> make_work(Label label, const Tensors& inputs, Tensors results,
                                      std::chrono::milliseconds timeout) const;

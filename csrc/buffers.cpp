@@ -262,6 +262,12 @@ void Job::check_outputs(const char* argument) const {
   }
 }
 
+int64_t Job::elements(const c10::SmallVector<Piece, 2>& pieces) const {
+  size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  return static_cast<int64_t>(bytes / c10::elementSize(type_));
+}
+
 Call Job::call(int64_t timeout_ms, Place place) const {
   return Call{.collective = collective_,
               .dtype = data_type(seen_as_),

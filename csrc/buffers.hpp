@@ -74,6 +74,16 @@ class Job {
   // Where its tensors lie; the CPU when it has none.
   at::Device device() const { return device_; }
 
+  // For the record of the call (recorded.hpp).
+  Collective collective() const { return collective_; }
+  at::ScalarType type() const { return type_; }
+  int64_t root() const { return root_; }
+  const std::vector<size_t>& counts() const { return counts_; }
+  const std::vector<size_t>& recv_counts() const { return recv_counts_; }
+  // How many elements are read and written; a tensor that is both counts as written.
+  int64_t elements_in() const { return elements(input_); }
+  int64_t elements_out() const { return elements(output_); }
+
   // Valid while the job stays where it is.
   Call call(int64_t timeout_ms, Place place = on_host) const;
   Message message(int64_t peer, uint64_t tag, int64_t timeout_ms, Place place = on_host) const;
@@ -84,6 +94,7 @@ class Job {
   // The tensor as the operation sees it.
   at::Tensor accept(const at::Tensor& tensor, const char* argument);
   void write_beside(const at::Tensor& tensor);
+  int64_t elements(const c10::SmallVector<Piece, 2>& pieces) const;
   // Whether this tensor is to be multiplied before the operation.
   bool multiplies(const at::Tensor& tensor);
   at::Tensor multiplied(const at::Tensor& tensor) const;

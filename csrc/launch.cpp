@@ -1,6 +1,8 @@
 // How a backend carries out what the methods in backend.cpp have prepared; point-to-point.
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "backend.hpp"
@@ -9,6 +11,106 @@
 namespace unisono {
 
 using c10d::OpType;
+
+namespace {
+
+bool is_even(const std::vector<size_t>& counts) {
+  return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
+}
+
+// NCCL's names of collectives, which readers of traces know.
+const char* recorded_name(const Job& job) {
+  switch (job.collective()) {
+    case Collective::AllReduce:
+      return "allreduce";
+    case Collective::Reduce:
+      return "reduce";
+    case Collective::Broadcast:
+      return "broadcast";
+    case Collective::AllGather:
+      return "allgather";
+    case Collective::ReduceScatter:
+      return "reduce_scatter";
+    case Collective::Gather:
+      return "gather";
+    case Collective::Scatter:
+      return "scatter";
+    case Collective::AllToAll:
+      return is_even(job.counts()) && is_even(job.recv_counts()) ? "all_to_all" : "all_to_allv";
+    case Collective::Barrier:
+      return "barrier";
+    case Collective::Send:
+      return "send";
+    case Collective::Recv:
+      return "recv";
+  }
+  return "unknown";
+}
+
+bool has_root(Collective collective) {
+  return collective == Collective::Reduce || collective == Collective::Broadcast ||
+         collective == Collective::Gather || collective == Collective::Scatter;
+}
+
+}  // namespace
+
+std::unique_ptr<Span> Backend::span(Label label, c10::ArrayRef<Job> jobs, bool async) const {
+  if (!at::hasCallbacks() || jobs.empty()) return nullptr;
+  const Job& job = jobs.front();
+  const Collective collective = job.collective();
+  int64_t in = 0;
+  int64_t out = 0;
+  for (const Job& one : jobs) {
+    in += one.elements_in();
+    out += one.elements_out();
+  }
+  if (label.type == OpType::BARRIER) in = out = 0;
+  const bool is_alike = collective == Collective::AllReduce || collective == Collective::Reduce ||
+                        collective == Collective::Broadcast;
+  if (is_alike) in = out = std::max(in, out);
+  // Its contribution lies in the output.
+  if (collective == Collective::AllGather && in == 0) in = out / getSize();
+  std::vector<int64_t> splits_in;
+  std::vector<int64_t> splits_out;
+  if (!is_even(job.counts()) || !is_even(job.recv_counts())) {
+    splits_in.assign(job.counts().begin(), job.counts().end());
+    splits_out.assign(job.recv_counts().begin(), job.recv_counts().end());
+  }
+  return span({.name = label.type == OpType::BARRIER ? "barrier" : recorded_name(job),
+               .rank = has_root(collective) ? job.root() : getRank(),
+               .elements_in = in,
+               .elements_out = out,
+               .type = job.type(),
+               .splits_in = std::move(splits_in),
+               .splits_out = std::move(splits_out),
+               .async = async,
+               .sequence = static_cast<int64_t>(handle_->group->sequence()) + 1});
+}
+
+std::unique_ptr<Span> Backend::span(Recorded call) const {
+  call.group = getGroupUid();
+  call.description = getGroupDesc();
+  call.size = getSize();
+  const auto& ranks = options_->global_ranks_in_group;
+  if (ranks.size() > 1) {
+    call.first = static_cast<int64_t>(ranks[0]);
+    call.stride = static_cast<int64_t>(ranks[1]) - call.first;
+    for (size_t i = 2; i < ranks.size(); ++i) {
+      if (static_cast<int64_t>(ranks[i]) != call.first + static_cast<int64_t>(i) * call.stride) {
+        call.stride = -1;
+      }
+    }
+  } else if (ranks.size() == 1) {
+    call.first = static_cast<int64_t>(ranks[0]);
+  }
+  return std::make_unique<Span>(call);
+}
+
+void Backend::check(const Status& status) const {
+  if (status.code == 0) return;
+  if (handle_->group->error().code != 0) handle_->observers.dead();
+  raise(status);
+}
 
 c10::intrusive_ptr<Work> Backend::make_work(Label label, const Tensors& inputs, Tensors results,
                                             std::chrono::milliseconds timeout) const {
@@ -38,6 +140,7 @@ Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const T
                            jobs.front().device(), "; all tensors of a call must be on one device"));
     }
   }
+  const auto recorded = span(label, jobs, mode.async);
   if (!jobs.empty() && !jobs.front().device().is_cpu()) {
     return launch_on_device(label, std::move(jobs), inputs, std::move(results), mode);
   }
@@ -75,10 +178,11 @@ Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const T
 }
 
 void Backend::run_here(const Job& job, std::chrono::milliseconds timeout) const {
-  raise(run(*handle_->group, job.call(milliseconds(timeout))).status);
+  check(run(*handle_->group, job.call(milliseconds(timeout))).status);
 }
 
 void Backend::carry_out(const Job& job) const {
+  const auto recorded = span({OpType::UNKNOWN, nullptr}, job, false);
   run_here(job, c10d::kUnsetTimeout);
   for (const auto& [to, from] : job.kept().copies) to.copy_(from);
 }
@@ -86,7 +190,15 @@ void Backend::carry_out(const Job& job) const {
 void Backend::all_reduce_int8(const at::Tensor& tensor, bool average) const {
   const rust::Slice<float> values{tensor.mutable_data_ptr<float>(),
                                   static_cast<size_t>(tensor.numel())};
-  raise(handle_->group->all_reduce_int8(values, average));
+  std::unique_ptr<Span> recorded;
+  if (at::hasCallbacks()) {
+    recorded = span({.name = "allreduce",
+                     .rank = getRank(),
+                     .elements_in = tensor.numel(),
+                     .elements_out = tensor.numel(),
+                     .type = tensor.scalar_type()});
+  }
+  check(handle_->group->all_reduce_int8(values, average));
 }
 
 Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, int64_t peer,
@@ -113,6 +225,16 @@ Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, in
     job.read(tensor, "tensor");
   } else {
     job.write(tensor, "tensor");
+  }
+  std::unique_ptr<Span> recorded;
+  if (at::hasCallbacks()) {
+    recorded = span({.name = sends ? "send" : "recv",
+                     .rank = peer,
+                     .elements_in = tensor.numel(),
+                     .elements_out = tensor.numel(),
+                     .type = tensor.scalar_type(),
+                     .async = true,
+                     .is_message = true});
   }
   if (!job.device().is_cpu()) return exchange_on_device(label, std::move(job), tensor, peer, tag);
   auto work = make_work(label, {tensor}, {tensor}, options_->timeout);
@@ -159,7 +281,7 @@ Backend::WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
-  raise(handle_->group->monitored_barrier(timeout.count(), wait_all_ranks));
+  check(handle_->group->monitored_barrier(timeout.count(), wait_all_ranks));
 }
 
 const at::Tensor& Backend::only(const Tensors& tensors, const char* argument) const {

@@ -12,6 +12,7 @@
 #include "memory.cpp"
 #include "observers.cpp"
 #include "operators.cpp"
+#include "recorded.cpp"
 #include "several.cpp"
 #include "sparse.cpp"
 #include "streams.cpp"

@@ -33,6 +33,7 @@ SLOW = (
     "tests/python/project/test_site.py",
     "tests/python/project/test_tutorial.py::test_the_commands_print_what_the_page_says",
     "tests/python/torch/test_torch_as_gloo.py::test_a_program_that_nobody_here_wrote",
+    "tests/python/torch/test_torch_profiler.py::test_hta_finds_them",
 )
 # Of the slow ones, those that hold times against a bound run alone: the others wait until they have
 # ended.

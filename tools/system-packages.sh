@@ -56,7 +56,7 @@ case $1 in
   docs) there doxygen || missing+=(doxygen) ;;
   tests | slow-tests)
     is_root_on_debian || exit 0
-    for tool in clang valgrind pkg-config doxygen; do there $tool || missing+=("$tool"); done
+    for tool in clang valgrind pkg-config doxygen zsh fish; do there $tool || missing+=("$tool"); done
     there sshd || missing+=(openssh-client openssh-server)
     there nft || missing+=(nftables)
     [ "$1" = tests ] || there slurmd || missing+=(slurm-wlm munge)

@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 
 from unisono.__main__ import COMMANDS, root_parser
+from unisono._bench.operations import OPERATIONS
 
 SHELLS = ("bash", "zsh", "fish")
 _EXAMPLES = """\
@@ -23,6 +24,11 @@ _OPTION = re.compile(
 )
 # Names of values that are files.
 _FILES = ("FILE", "WHERE", "PROGRAM")
+# The words that arguments take: the commands say in their own words which others are wrong.
+_NAMES = {
+    "operations": [*OPERATIONS, "all"],
+    "collective": [name for name in OPERATIONS if name != "send_recv"],
+}
 
 
 def command_line(name: str) -> argparse.ArgumentParser:
@@ -50,6 +56,10 @@ def completion(arguments: list[str], name: str) -> int:
         for action in parser._actions:
             if action.metavar in _FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined] # read by shtab
+            elif action.dest == "folder":
+                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined] # read by shtab
+            elif action.dest in _NAMES:
+                action.choices = _NAMES[action.dest]
     root = root_parser(parsers)
     root.prog = "unisono"
     print(shtab.complete(root, shell=chosen.shell))

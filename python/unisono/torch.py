@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     import torch
+    from torch.distributed.debug._frontend import DebugHandler
 
     from unisono._torch_hooks import average_hook, int8_hook
     from unisono._torch_options import Options
@@ -26,6 +27,7 @@ __all__ = [
     "Options",
     "average_hook",
     "create_backend",
+    "debug_handler",
     "int8_hook",
     "mask",
     "mem_pool",
@@ -159,6 +161,33 @@ def stats(group: torch.distributed.ProcessGroup | None = None) -> dict[str, Any]
     return found
 
 
+def debug_handler() -> DebugHandler:
+    """Return the page "unisono" of torch's debug server: the ranks, and whom they wait for.
+
+    A server that starts when this process has a group of unisono has the page by itself. Where the
+    server starts first, or with a list of pages, it is one of them::
+
+        from torch.distributed.debug import start_debug_server
+        from torch.distributed.debug._debug_handlers import default_handlers
+
+        start_debug_server(handlers=[*default_handlers(), unisono.torch.debug_handler()])
+
+    Only rank 0 makes it. The page is ``/unisono``, and its dump, for ``enabled_dumps``, "unisono".
+
+    Returns
+    -------
+    torch.distributed.debug._frontend.DebugHandler
+
+    Raises
+    ------
+    ImportError
+        This torch has no debug server, or a package that it needs is not installed.
+    """
+    from unisono import _torch_debug
+
+    return _torch_debug.handler()
+
+
 def mem_pool(device: torch.device | int | None = None) -> torch.cuda.MemPool:
     """Return the pool of a CUDA device's memory that the other ranks of the host read in place.
 
@@ -264,7 +293,7 @@ def _prepare() -> None:
     global _ready  # noqa: PLW0603
     if _ready:
         return
-    from unisono import _queues, _torch_memory
+    from unisono import _queues, _torch_debug, _torch_memory
     from unisono._native import load_for_torch
     from unisono._torch_names import settle
 
@@ -272,6 +301,7 @@ def _prepare() -> None:
     core = load_for_torch()
     settle()
     _torch_memory.serve()
+    _torch_debug.serve()
     # DDP asks a backend for the memory of its buckets only where this is 0; it looks at each making
     # of buckets. A value that is already set is the user's choice.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")

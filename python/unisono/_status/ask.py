@@ -126,7 +126,7 @@ def processes_of(hosts: Sequence[str], ssh: str) -> tuple[list[Process], list[st
         # A host may greet before.
         greeting, begin, records = done.stdout.rpartition("\n[")
         try:
-            return [_process(record) for record in json.loads(f"[{records}" if begin else "")]
+            return [from_record(record) for record in json.loads(f"[{records}" if begin else "")]
         except ValueError:
             said = (done.stderr.strip() or greeting.strip() or "nothing").splitlines()[-1]
             return f"{host} does not answer (exit status {done.returncode}): {said}"
@@ -145,7 +145,8 @@ def _there() -> str:
     )
 
 
-def _process(record: dict[str, Any]) -> Process:
+def from_record(record: dict[str, Any]) -> Process:
+    """Return a process of ``unisono status --json``, perhaps of another version."""
     known = {field.name for field in fields(Process)}
     return Process(**{name: value for name, value in record.items() if name in known})
 

@@ -1,0 +1,153 @@
+"""unisono in torch's debug server: each rank answers it, and its pages get one of unisono's.
+
+The server (``torch.distributed.debug.start_debug_server``) has a worker in every rank, which calls
+handlers by their names, and one process beside rank 0 that has the pages. The page is in
+``_torch_page``, which takes packages that torch does not install.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import platform
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from unisono._status.ask import Process
+    from unisono._torch_page import Page
+
+# The name of the handler of each rank.
+NAME = "unisono"
+# Where torch makes the list of its pages, when a server starts.
+_PAGES = "torch.distributed.debug._debug_handlers"
+
+
+def serve() -> None:
+    """Let this process answer the page, and have servers that start from now on show it."""
+    from torch._C import _distributed_c10d as native
+
+    if not hasattr(native, "_register_handler"):
+        return
+    # torch drops the function after the interpreter has gone. It must not be the last to hold it,
+    # for then the function would be freed.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_answer))
+    native._register_handler(NAME, _answer)
+    if _PAGES in sys.modules:
+        _add_page(sys.modules[_PAGES])
+    else:
+        sys.meta_path.insert(0, _AtImport())
+
+
+def handler() -> Page:
+    """Return the page, for ``start_debug_server(handlers=[...])``.
+
+    Raises
+    ------
+    ImportError
+        This torch has no debug server, or a package that it needs is not installed.
+    """
+    try:
+        from unisono._torch_page import Page
+    except ImportError as error:
+        missing = error.name or str(error)
+        why = "`pip install aiohttp jinja2 tabulate` brings what it needs"
+        if missing.startswith("torch"):
+            why = "torch 2.11 to 2.15 have one, where torch.distributed is built in"
+        raise ImportError(
+            f"unisono.torch.debug_handler: torch's debug server cannot be had here, for there is "
+            f"no {missing}; {why}",
+            name=error.name,
+        ) from error
+    return Page()
+
+
+def _answer(_request: Any, response: Any) -> None:
+    """Tell the state of the processes of this job on this host, as ``status --json`` does.
+
+    Whoever reaches the port of the server hears it, so nothing is told of other jobs.
+    """
+    from unisono._status import ask
+
+    found = [vars(process) for process in of_job(ask.processes(), os.getpid())]
+    for process in found:
+        for group in (process["answer"] or {}).get("groups", ()):
+            # The page shows none of them.
+            group.pop("recent", None)
+    response.set_content(json.dumps(found), "application/json")
+    response.set_status(200)
+
+
+def of_job(found: list[Process], pid: int) -> list[Process]:
+    """Return the processes of a job, without their command lines.
+
+    They share groups with the process with this pid here, directly or by others.
+    """
+    from unisono._status import words
+
+    here = [one for one in found if one.host == platform.node() and pid in (one.pid, one.own_pid)]
+    mine = {
+        group.name
+        for group in words.groups(found)
+        if any(group.process_of(rank, here) in here for rank in range(len(group.members)))
+    }
+    chosen: list[Process] = []
+    while True:
+        more = [process for process in found if process not in chosen and mine & _groups(process)]
+        if not more:
+            break
+        chosen += more
+        mine |= {name for process in more for name in _groups(process)}
+    # Those that do not answer belong to it by what the others know of them.
+    known = words.groups(chosen)
+    silent = [process for process in found if process.answer is None]
+    for group in known:
+        for rank in range(len(group.members)):
+            process = group.process_of(rank, silent) if rank not in group.ranks else None
+            if process and process not in chosen:
+                chosen.append(process)
+    for process in chosen:
+        process.command = ""
+    return chosen
+
+
+def _groups(process: Process) -> set[str]:
+    return {group["id"] for group in process.answer["groups"]} if process.answer else set()
+
+
+def _add_page(module: Any) -> None:
+    genuine = module.default_handlers
+
+    @functools.wraps(genuine)
+    def default_handlers() -> list[Any]:
+        return [*genuine(), handler()]
+
+    module.default_handlers = default_handlers
+
+
+class _AtImport(MetaPathFinder):
+    """Adds the page when the module with torch's pages is imported, which few programs do."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _PAGES:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _add_page(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
