@@ -20,7 +20,7 @@ use super::memory::MemoryStore;
 use super::secret::Secret;
 use super::store::{Check, Store};
 use super::tcp::server::TcpStoreServer;
-use super::tcp::store::{StoreKey, TcpStore, split_address};
+use super::tcp::store::{StoreKey, TcpStore, port_range, split_address};
 use super::unique_id::UniqueId;
 use super::{left_key, roster};
 use crate::config::Config;
@@ -360,8 +360,9 @@ fn connect_to_next(
             return Err(Error::new(
                 Code::Timeout,
                 format!(
-                    "rank 0 has not opened a new meeting at {host} port {ports:?} within {} s, and still serves the one in \
+                    "rank 0 has not opened a new meeting at {host} port {} within {} s, and still serves the one in \
                      which this process has joined; has rank 0 closed its group, and does it make the next one?",
+                    port_range(ports),
                     patience.as_secs_f64()
                 ),
             ));

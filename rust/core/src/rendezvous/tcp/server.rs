@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::service::{Control, Expected, Server};
-use super::store::split_address;
+use super::store::{port_range, split_address};
 use super::wire::StoreKey;
 use crate::error::{Error, Result};
 use crate::fork::{self, Home};
@@ -53,9 +53,14 @@ impl TcpStoreServer {
     /// As [`TcpStoreServer::start`].
     pub fn start_any(host: &str, ports: &[u16], key: &StoreKey) -> Result<Self> {
         let failed = |cause: String| {
-            Error::system(format!("serve the store at {host} port {ports:?}"), cause)
+            let ports = port_range(ports);
+            Error::system(format!("serve the store at {host} port {ports}"), cause)
         };
-        let addresses = resolve(host).map_err(|cause| failed(cause.to_string()))?;
+        let addresses = resolve(host).map_err(|cause| {
+            failed(format!(
+                "{cause}; this name comes from MASTER_ADDR or the URL, and has to lead to this host"
+            ))
+        })?;
         let mut last = io::Error::from(ErrorKind::InvalidInput);
         // A client that probes a port may hold it for a moment by connecting to itself, so try twice.
         for pause in [Some(Duration::from_millis(150)), None] {

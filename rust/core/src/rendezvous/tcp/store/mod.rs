@@ -45,6 +45,8 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// The pauses between two attempts to connect.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// After this long without an answer the log says so.
+const WORTH_TELLING: Duration = Duration::from_secs(10);
 /// How long the server's host may leave packets unanswered until the connection is taken for broken.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -107,6 +109,7 @@ impl TcpStore {
         let mut pause = SHORTEST_PAUSE;
         // Those that answered, and what; they may be gone when the time is over.
         let mut strangers = Vec::new();
+        let mut is_told = false;
         loop {
             check()?;
             let mut seen = Vec::new();
@@ -135,7 +138,18 @@ impl TcpStore {
             let left = timeout.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 seen.extend(strangers);
-                return Err(unreachable(host, ports, timeout, &seen));
+                let text = silence(host, ports, timeout, &seen);
+                return Err(Error::new(Code::Timeout, text).with_peer(0));
+            }
+            if !is_told && begun.elapsed() >= WORTH_TELLING {
+                is_told = true;
+                let cause = silence(
+                    host,
+                    ports,
+                    WORTH_TELLING,
+                    &[seen, strangers.clone()].concat(),
+                );
+                tracing::warn!(waits_for = ?timeout, "{cause}");
             }
             thread::sleep(pause.min(left));
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -465,24 +479,25 @@ impl Line {
     }
 }
 
-/// The error of a connect that ran out of time; `seen` holds what each of `ports` answered last.
-fn unreachable(host: &str, ports: &[u16], timeout: Duration, seen: &[String]) -> Error {
-    let port = match (ports.first(), ports.last()) {
+/// The ports, which follow each other, as messages name them.
+pub(in crate::rendezvous) fn port_range(ports: &[u16]) -> String {
+    match (ports.first(), ports.last()) {
         (Some(first), Some(last)) if first != last => format!("{first} to {last}"),
         (Some(only), _) => only.to_string(),
         _ => String::new(),
-    };
+    }
+}
+
+/// The text that says for how long no store has answered; `seen` holds what each of `ports` answered last.
+fn silence(host: &str, ports: &[u16], waited: Duration, seen: &[String]) -> String {
     let mut seen = seen.to_vec();
     seen.sort();
     seen.dedup();
-    Error::new(
-        Code::Timeout,
-        format!(
-            "rank 0 has not come: no store of this job answered at {host} port {port} within {} s ({}); \
-             is rank 0 running, is {host} its address as seen from here, and does no firewall stand between?",
-            timeout.as_secs_f64(),
-            seen.join("; ")
-        ),
+    format!(
+        "rank 0 has not come: no store of this job answered at {host} port {} within {} s ({}); \
+         is rank 0 running, is {host} its address as seen from here, and does no firewall stand between?",
+        port_range(ports),
+        waited.as_secs_f64(),
+        seen.join("; ")
     )
-    .with_peer(0)
 }
