@@ -23,7 +23,7 @@ from typing import Any
 
 PREFIX = "@unisono-status-"
 # The form of the answers (rust/core, endpoint/status.rs).
-FORM = 2
+FORM = 3
 # Seconds for a process to begin its answer, and to go on; and for a host.
 PATIENCE = 1.0
 PATIENCE_WITH_A_HOST = 30.0

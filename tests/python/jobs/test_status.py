@@ -120,6 +120,13 @@ def test_a_rank_that_is_late_is_named(door: str) -> None:
         assert LATE / 2 < first["median_seconds"] < 1, stats
         assert waited["seconds"] > own + 1, stats
         assert set(waited["by_operation"]) == {"all_reduce"}
+        # 1,000 numbers, in a class that ends at 4 KiB.
+        (size,) = waited["by_operation"]["all_reduce"]["by_size"]
+        assert (size["up_to"], size["by_rank"][0]["rank"]) == (4096, first["rank"]), stats
+        # The calls of a rank that waits are timed, and take little without the waits.
+        (moved,) = stats["called"]["all_reduce"]["by_size"]
+        assert moved["timed"] >= size["operations"] > CALLS / 2, stats
+        assert 0 <= moved["moving_seconds"] < waited["seconds"], stats
     assert any(stats["waited"]["by_rank"][0]["rank"] == 7 for stats, _ in others)
     (line,) = (line for line in late[1].lines if " was late: " in line)
     assert line.startswith("  rank 7 was late: rank "), late[1]
@@ -173,7 +180,21 @@ def answer(rank: int, name: str = "", *, number: int = 7, waits_for: list[int] |
         "operations": [operation] if name else [],
         "collectives": number if name else number - 1,
         "messages": 0,
-        "called": {"all_reduce": {"operations": number, "bytes": 8 * number, "by_size": []}},
+        "called": {
+            "all_reduce": {
+                "operations": number + 1,
+                "bytes": 8 * number + (1 << 40),
+                "by_size": [
+                    {
+                        "up_to": 256,
+                        "operations": number,
+                        "bytes": 8 * number,
+                        "moving_seconds": 0.25,
+                    },
+                    {"up_to": None, "operations": 1, "bytes": 1 << 40, "moving_seconds": 2.5},
+                ],
+            }
+        },
         "links": [],
         "waited": {"seconds": 0.0, "operations": 0, "by_rank": [], "by_operation": {}},
         "last": None,
@@ -254,7 +275,7 @@ def test_the_form_of_ncclras_has_the_ranks_that_are_missing() -> None:
     assert (communicator["hash"], communicator["size"]) == ("0xab", 3)
     (rank,) = communicator["ranks"]
     assert (rank["rank"], rank["host"], rank["pid"]) == (1, "h", 11)
-    assert (rank["status"]["async_error"], rank["collective_counts"]) == (6, {"all_reduce": 7})
+    assert (rank["status"]["async_error"], rank["collective_counts"]) == (6, {"all_reduce": 8})
     missing = {one["rank"]: one["status"] for one in communicator["missing_ranks"]}
     assert communicator["missing_ranks_count"] == len(missing) == 2
     # One is gone, and one does not answer.

@@ -109,12 +109,13 @@ impl Group {
         completion: Option<Completion>,
     ) -> Arc<WorkState> {
         let fingerprint = run.fingerprint();
-        let work = Arc::new(WorkState::new(
+        let work = WorkState::new(
             run.collective(),
             fingerprint.sequence,
             (self.clock.now(), timeout),
             completion,
-        ));
+        );
+        let work = Arc::new(work.counted_at(run.traffic()));
         core.recorder.record(&work, Some(fingerprint));
         if let Some(timeline) = &mut core.timeline {
             let bytes = run.operands().buffers.longest();
@@ -439,12 +440,13 @@ impl Group {
         } = message;
         let timeout = options.timeout.unwrap_or_else(|| self.timeout());
         let sequence = core.messages + 1;
-        let work = Arc::new(WorkState::new(
+        let work = WorkState::new(
             collective,
             sequence,
             (self.clock.now(), timeout),
             options.completion,
-        ));
+        );
+        let work = Arc::new(work.counted_at(Place::of(collective, bytes)));
         let started = self.guarded(core, |core| start(core, &work));
         let moves = match started.flatten() {
             Ok(moves) => moves,
@@ -457,7 +459,7 @@ impl Group {
         };
         core.messages = sequence;
         if role != Role::Probe {
-            core.traffic.count(Place::of(collective, bytes));
+            core.traffic.count(work.place);
             core.recorder.record(&work, None);
         }
         if let Some(timeline) = &mut core.timeline

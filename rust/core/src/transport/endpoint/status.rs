@@ -16,7 +16,7 @@ use super::membership::Membership;
 use super::shared::Shared;
 
 /// The number of the form of an answer.
-const FORM: u32 = 2;
+const FORM: u32 = 3;
 
 /// How long a client may take to read its answer.
 const PATIENCE: Duration = Duration::from_secs(1);
