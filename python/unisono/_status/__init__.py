@@ -29,7 +29,7 @@ def command_line(name: str) -> argparse.ArgumentParser:
     form.add_argument(
         "--records",
         metavar="PREFIX",
-        help="write the last collectives of each rank to PREFIX0 and so on, for torchfrtrace",
+        help="write the last operations of each rank to PREFIX0 and so on, for torchfrtrace",
     )
     form.add_argument(
         "--stacks",

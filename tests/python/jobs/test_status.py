@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -314,6 +315,20 @@ def test_flight_records_tell_torchs_analyzer_which_rank_is_missing(tmp_path: Pat
         assert (("unisono:all_reduce", "started") in states) == (rank != 2)
         gathered = next(one for one in record["entries"] if one["input_sizes"] == [[3]])
         assert (gathered["output_sizes"], gathered["input_dtypes"]) == ([[9]], ["float32"])
+    # An operation that others wait in has begun, and not ended.
+    waiting = next(one for one in records[1]["entries"] if one["state"] == "started")
+    assert 0 < waiting["time_discovered_started_ns"] <= time.time_ns(), waiting
+    assert waiting["time_discovered_completed_ns"] is waiting["duration_ms"] is None, waiting
+    # Messages have their peers and tags; the analyzer is told of those under way.
+    messages = [
+        [(one["profiling_name"], one["peer"], one["tag"], one["state"]) for one in told["messages"]]
+        for told in records
+    ]
+    sent, wanted = ("unisono:send", 1, 7, "completed"), ("unisono:recv", 2, 9, "started")
+    assert messages == [[sent, wanted], [("unisono:recv", 0, 7, "completed")], []]
+    (entry,) = (one for one in records[0]["entries"] if one["is_p2p"])
+    assert (entry["profiling_name"], entry["output_sizes"]) == ("unisono:recv 0<-1", [[5]])
+    assert entry["process_group"][0].endswith(" 2->0 tag 9"), entry
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", tmp_path]
     done = subprocess.run(
         [*command, "-p", "rank_"], capture_output=True, text=True, timeout=60, check=False
@@ -321,3 +336,9 @@ def test_flight_records_tell_torchs_analyzer_which_rank_is_missing(tmp_path: Pat
     told = done.stdout + done.stderr
     assert done.returncode == 0, told
     assert re.search(r"(?i)all_reduce.*\n?.*missing ranks.*\{2\}", told), told
+    assert re.search(r"(?i)recv 0<-1.*\n?.*missing ranks.*\{2\}", told), told
+    # Its other mode prints an entry so (and needs tabulate).
+    from torch.distributed.flight_recorder.components.types import Op
+
+    name, _ = entry["process_group"]
+    assert "recv(s=2 d=0, " in repr(Op(entry, {name: {0, 2}}, name))

@@ -9,7 +9,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -80,7 +80,10 @@ pub(super) fn program() -> Value {
         String::from_utf8_lossy(&text).replace('\0', " ")
     };
     let call = read(&format!("/proc/self/task/{}/syscall", std::process::id()));
-    let first = call.split_whitespace().nth(1).and_then(|word| word.strip_prefix("0x"));
+    let first = call
+        .split_whitespace()
+        .nth(1)
+        .and_then(|word| word.strip_prefix("0x"));
     let file = first.and_then(|word| u32::from_str_radix(word, 16).ok());
     let file = file.and_then(|number| std::fs::read_link(format!("/proc/self/fd/{number}")).ok());
     json!({
@@ -101,11 +104,14 @@ pub(super) fn state(shared: &Shared) -> Value {
         (std::cmp::Reverse(world), group["id"].to_string())
     };
     groups.sort_by_cached_key(order);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     json!({
         "form": FORM,
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
         "host": shared.address.hostname,
+        // Since the epoch: those of operations are as long ago as they say.
+        "seconds": now.unwrap_or_default().as_secs_f64(),
         "groups": groups,
     })
 }
