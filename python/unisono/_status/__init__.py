@@ -1,9 +1,10 @@
-"""``unisono status``: the ranks on this host, their operations, and the ranks that these wait for.
+"""``unisono status``: the ranks of a job, their operations, and the ranks that these wait for.
 
-``ask`` asks every process that has groups, also on other hosts; ``words`` puts the answers
-together and says who waits for whom; ``ras`` says it in the words of NCCL. ``unisono top`` shows
-the same again and again (``top``), ``unisono metrics`` exports it (``metrics``), and ``flight``
-writes the last collectives into files that torch's analyzer reads.
+``ask`` asks every process of this host that has groups, and ``elsewhere`` the ranks of other hosts
+through these; ``words`` puts the answers together and says who waits for whom; ``ras`` says it in
+the words of NCCL. ``unisono top`` shows the same of this host again and again (``top``), ``unisono
+metrics`` exports it (``metrics``), and ``flight`` writes the last operations into files that
+torch's analyzer reads.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import argparse
 import json
 import sys
 
-from unisono._status import ask, flight, ras, words
+from unisono._status import ask, elsewhere, flight, ras, words
 
 
 def command_line(name: str) -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     found = argparse.ArgumentParser(
         prog=f"{name} status",
-        description="The ranks on this host, their operations, and the ranks that these wait for.",
+        description="The ranks of the jobs on this host, their operations, and the ranks that these"
+        " wait for. Ranks of other hosts are asked through their groups.",
     )
     form = found.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the answers as they came")
@@ -27,18 +29,19 @@ def command_line(name: str) -> argparse.ArgumentParser:
     form.add_argument(
         "--records",
         metavar="PREFIX",
-        help="write the last collectives of each rank to PREFIX0 and so on, for torchfrtrace",
+        help="write the last operations of each rank to PREFIX0 and so on, for torchfrtrace",
     )
     form.add_argument(
         "--stacks",
         action="store_true",
         help="show the Python stacks of those that others wait for, by py-spy",
     )
+    found.add_argument("--here", action="store_true", help="ask the ranks of this host alone")
     found.add_argument(
         "--hosts",
         type=lambda text: [host.partition(":")[0] for host in text.split(",")],
         metavar="HOST,...",
-        help="ask on these hosts, over ssh, and not here",
+        help="ask on these hosts, over ssh, and not here: for a job that has no rank on this one",
     )
     found.add_argument("--ssh", default="ssh", metavar="COMMAND", help="how to reach a host (ssh)")
     return found
@@ -51,6 +54,8 @@ def status(arguments: list[str], name: str) -> int:
         found, missing = ask.processes_of(chosen.hosts, chosen.ssh)
     else:
         found, missing = ask.processes(), []
+        if not chosen.here:
+            found += elsewhere.processes(found, records=bool(chosen.records))
     for line in missing:
         print(f"unisono status: {line}", file=sys.stderr)
     if chosen.json:

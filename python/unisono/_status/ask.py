@@ -6,6 +6,7 @@ whatever its program does meanwhile. One that is stopped cannot answer, and that
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -23,7 +24,7 @@ from typing import Any
 
 PREFIX = "@unisono-status-"
 # The form of the answers (rust/core, endpoint/status.rs).
-FORM = 2
+FORM = 3
 # Seconds for a process to begin its answer, and to go on; and for a host.
 PATIENCE = 1.0
 PATIENCE_WITH_A_HOST = 30.0
@@ -78,6 +79,10 @@ class Process:
     call: str = ""
     # The machine that it was asked on.
     host: str = ""
+    # Where it answers.
+    socket: str = ""
+    # Whether a process of this host has asked it, through their group.
+    is_elsewhere: bool = False
 
     @property
     def names(self) -> set[str]:
@@ -86,6 +91,8 @@ class Process:
 
     def line(self) -> str:
         """Return the process in words."""
+        if self.is_elsewhere:
+            return f"pid {self.pid} on {self.host}, {self.state}"
         return f"pid {self.pid}, {self.state}: {self.command or 'a command that is not shown'}"
 
 
@@ -100,7 +107,7 @@ def processes() -> list[Process]:
 
 
 def processes_of(hosts: Sequence[str], ssh: str) -> tuple[list[Process], list[str]]:
-    """Ask those of other hosts, by ``unisono status --json`` there.
+    """Ask those of other hosts, by ``unisono status --here --json`` there.
 
     Returns
     -------
@@ -141,7 +148,7 @@ def _there() -> str:
     """The command for a shell of another host, where unisono is in the same place."""
     passed = [f"{name}={os.environ[name]}" for name in _PASSED_ON if name in os.environ]
     return "echo; exec " + shlex.join(
-        ["env", *passed, sys.executable, "-m", "unisono", "status", "--json"]
+        ["env", *passed, sys.executable, "-m", "unisono", "status", "--here", "--json"]
     )
 
 
@@ -149,6 +156,46 @@ def from_record(record: dict[str, Any]) -> Process:
     """Return a process of ``unisono status --json``, perhaps of another version."""
     known = {field.name for field in fields(Process)}
     return Process(**{name: value for name, value in record.items() if name in known})
+
+
+def question(
+    process: Process, asked: dict[str, Any], patience: float
+) -> tuple[list[dict[str, Any]], str]:
+    """Have a process of this host ask ranks elsewhere.
+
+    Parameters
+    ----------
+    process
+        The one that asks.
+    asked
+        ``group``, ``rank`` (of the one that asks), ``ranks``, ``seconds`` for them to answer, and
+        whether they send their ``records``.
+    patience
+        Seconds for the process itself.
+
+    Returns
+    -------
+    tuple
+        Of each rank that has been heard of ``rank`` and its ``answer`` or the ``trouble``; and the
+        reason in words where there is nothing.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.settimeout(patience)
+        try:
+            stream.connect("\0" + process.socket[1:])
+            stream.sendall(json.dumps(asked).encode())
+            stream.shutdown(socket.SHUT_WR)
+            answer = json.loads(_read(stream))
+            return answer["elsewhere"], ""
+        except (OSError, ValueError, KeyError) as error:
+            return [], f"pid {process.pid} here, which was to ask it, does not answer: {error}"
+
+
+def _read(stream: socket.socket) -> bytes:
+    parts = []
+    while part := stream.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _ask(name: str) -> Process | None:
@@ -172,11 +219,10 @@ def _ask(name: str) -> Process | None:
         if process.state == STOPPED:
             process.trouble = "no answer before it goes on"
             return process
-        text = b""
         try:
-            while part := asked.recv(1 << 16):
-                text += part
-            answer = json.loads(text)
+            # No question follows.
+            asked.shutdown(socket.SHUT_WR)
+            answer = json.loads(_read(asked))
             if answer["form"] == FORM:
                 process.answer = answer
             else:
@@ -195,7 +241,13 @@ def _ask(name: str) -> Process | None:
 
 def _described(pid: int, name: str) -> Process:
     return Process(
-        pid, _pid(name), _command(pid), _state(pid), call=_call(pid), host=platform.node()
+        pid,
+        _pid(name),
+        _command(pid),
+        _state(pid),
+        call=_call(pid),
+        host=platform.node(),
+        socket=name,
     )
 
 
@@ -210,11 +262,13 @@ def _command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return _plain(" ".join(word.decode(errors="replace") for word in words if word)[:200])
+    return plain(" ".join(word.decode(errors="replace") for word in words if word)[:200])
 
 
-def _plain(line: str) -> str:
-    # Another user's words may not move the cursor of a terminal.
+def plain(line: str) -> str:
+    """Return a line of another user or host, which may not move the cursor of a terminal."""
+    if line.isprintable():
+        return line
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
@@ -229,14 +283,24 @@ def _state(pid: int) -> str:
 def _call(pid: int) -> str:
     """The call that the main thread is in; nothing where the kernel does not tell."""
     try:
-        number, *arguments = Path(f"/proc/{pid}/syscall").read_text().split()
-        words, has_file = _CALLS[platform.machine()][int(number)]
-        if not has_file:
-            return words
-        file = Path(f"/proc/{pid}/fd/{int(arguments[0], 16)}")
-        return f"{words} {_plain(str(file.readlink()))}"
-    except (OSError, ValueError, KeyError, IndexError):
+        call = Path(f"/proc/{pid}/syscall").read_text()
+        said = {"machine": platform.machine(), "call": call, "file": ""}
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            said["file"] = str(Path(f"/proc/{pid}/fd/{int(call.split()[1], 16)}").readlink())
+        return plain(call_in_words(said))
+    except OSError:
         return ""
+
+
+def call_in_words(said: dict[str, str]) -> str:
+    """Return a system call in words, of ``machine`` and with the ``file`` of its first argument."""
+    try:
+        words, has_file = _CALLS[said["machine"]][int(said["call"].split()[0])]
+    except (ValueError, KeyError, IndexError):
+        return ""
+    if not has_file:
+        return words
+    return f"{words} {said['file']}" if said["file"] else ""
 
 
 def _user(number: int) -> str:

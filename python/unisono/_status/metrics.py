@@ -33,11 +33,20 @@ FAMILIES = {
         "Ranks of a group: running, failed, silent (does not answer), dead (gone) or elsewhere",
     ),
     "unisono_rank": ("info", "", "A rank that answers"),
-    "unisono_operations": ("counter", "", "Operations that a rank has called, by their name"),
+    "unisono_operations": (
+        "counter",
+        "",
+        "Operations that a rank has called, by their name and the longest of their size class",
+    ),
     "unisono_operation_bytes": (
         "counter",
         "bytes",
         "Bytes of these operations, of the longer buffer of each",
+    ),
+    "unisono_operation_moving_seconds": (
+        "counter",
+        "seconds",
+        "Time of these operations in which they moved data and waited for no rank",
     ),
     "unisono_operations_under_way": ("gauge", "", "Operations of a rank that have not ended"),
     "unisono_operation_age_seconds": (
@@ -63,7 +72,7 @@ FAMILIES = {
     "unisono_wait_seconds": (
         "counter",
         "seconds",
-        "Time for which operations of a rank have waited for others, by the name of the operation",
+        "Time for which operations of a rank have waited for others, by their name and size class",
     ),
     "unisono_wait_operations": ("counter", "", "Operations of a rank that have waited for others"),
     "unisono_wait_for_seconds": (
@@ -153,9 +162,11 @@ def _of_rank(group: Group, rank: int, labels: Mapping[str, Any]) -> Iterable[Sam
     }
     yield "unisono_rank", {**labels, **told}, 1
     for collective, count in state["called"].items():
-        kind = {**labels, "collective": collective}
-        yield "unisono_operations", kind, count["operations"]
-        yield "unisono_operation_bytes", kind, count["bytes"]
+        for size in count["by_size"]:
+            kind = {**labels, "collective": collective, "up_to": _up_to(size)}
+            yield "unisono_operations", kind, size["operations"]
+            yield "unisono_operation_bytes", kind, size["bytes"]
+            yield "unisono_operation_moving_seconds", kind, size["moving_seconds"]
     operations = state["operations"]
     yield "unisono_operations_under_way", labels, len(operations)
     oldest = max((operation["seconds"] for operation in operations), default=0)
@@ -169,13 +180,20 @@ def _of_rank(group: Group, rank: int, labels: Mapping[str, Any]) -> Iterable[Sam
         yield "unisono_mended_connections", {**labels, "for_rank": peer}, count
     waited = words.waited(group, rank)
     for collective, waits in waited["by_operation"].items():
-        yield "unisono_wait_seconds", {**labels, "collective": collective}, waits["seconds"]
-        yield "unisono_wait_operations", {**labels, "collective": collective}, waits["operations"]
+        for size in waits["by_size"]:
+            kind = {**labels, "collective": collective, "up_to": _up_to(size)}
+            yield "unisono_wait_seconds", kind, size["seconds"]
+            yield "unisono_wait_operations", kind, size["operations"]
     for waits in waited["by_rank"]:
         pair = {**labels, "for_rank": waits["rank"]}
         yield "unisono_wait_for_seconds", pair, waits["seconds"]
         yield "unisono_wait_for_last", pair, waits["last"]
         yield "unisono_wait_for_median_seconds", pair, waits["median_seconds"]
+
+
+def _up_to(size: Mapping[str, Any]) -> str:
+    """The longest of a size class, as buckets of histograms have it."""
+    return "+Inf" if size["up_to"] is None else str(size["up_to"])
 
 
 def _state(group: Group, rank: int, found: list[Process]) -> str:

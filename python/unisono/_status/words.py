@@ -47,7 +47,10 @@ class Group:
     @property
     def title(self) -> str:
         """Its name, its size and how much of it has answered."""
-        return f"group {self.short} of {len(self.members)} ranks, {len(self.ranks)} of them here"
+        there = sum(process.is_elsewhere for process in self.processes.values())
+        here = f"{len(self.ranks) - there} of them here"
+        also = f", {there} on other hosts" if there else ""
+        return f"group {self.short} of {len(self.members)} ranks, {here}{also}"
 
     @property
     def is_idle(self) -> bool:
@@ -314,12 +317,13 @@ def text(found: list[Process], *, stacks: bool = False) -> str:
         lines.append(group.title)
         for rank, line in blamed(group, found).items():
             lines.append(f"  {line}")
-            if stacks and rank in group.processes:
+            if stacks and rank in group.processes and not group.processes[rank].is_elsewhere:
                 lines += [f"      {line}" for line in _stack(group.processes[rank].pid)]
         lines += [f"  {line}" for line in late(group).values()]
         for rank, state in sorted(group.ranks.items()):
-            pid = group.processes[rank].pid
-            lines.append(f"  {group.number(rank)}, pid {pid}: {doing(state)}")
+            process = group.processes[rank]
+            host = f"host {process.host}, " if process.is_elsewhere else ""
+            lines.append(f"  {group.number(rank)}, {host}pid {process.pid}: {doing(state)}")
     return "\n".join([*lines, *idle])
 
 

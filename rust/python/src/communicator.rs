@@ -299,11 +299,14 @@ impl Communicator {
     /// -------
     /// dict
     ///     ``rank``; ``collectives`` and ``messages``, how many were called; ``called``, by name the
-    ///     ``operations``, their ``bytes`` (of the longer buffer) and both ``by_size``; ``links``, each
+    ///     ``operations``, their ``bytes`` (of the longer buffer), how many were ``timed`` and the
+    ///     ``moving_seconds`` in which these waited for no rank, and the same ``by_size``, with the
+    ///     longest of each class, ``up_to``; ``links``, each
     ///     with ``rank``, ``for`` (collectives or messages), ``by`` (its way) and ``mended`` (times that
     ///     a connection of it was made again); ``network``, with the addresses at which it is
     ///     ``listening`` and the transports that were ``set_back``; and ``waited``, with
-    ///     ``seconds`` and ``operations`` in all, ``by_operation`` by name, and ``by_rank``, the
+    ///     ``seconds`` and ``operations`` in all, ``by_operation`` by name and in it ``by_size``, each
+    ///     with ``by_rank``, the ranks that cost most, and ``by_rank`` of all, the
     ///     most costly first: ``rank``, ``global`` (its number in the job), ``process``,
     ///     ``seconds``, ``operations``, ``last`` (operations in which it was waited for longest),
     ///     ``median_seconds`` and ``longest_seconds``.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -271,3 +274,45 @@ def asks_on_all_hosts(hosts: str, ssh: str) -> tuple[list[str], str, str] | None
         told = [seen.stdout, lacking.stderr], ask(hosts, "--ras").stdout, lacking.returncode
     comm.all_reduce(np.ones(3))
     return told
+
+
+def asks_through_the_group(lock: str) -> tuple[str, str, dict] | None:
+    """Rank 0 asks for the state of all ranks. Rank 2 holds the GIL, and rank 3 is stopped.
+
+    Returns
+    -------
+    tuple
+        The words before rank 3 is stopped, those while it is, and the form of NCCL's RAS then.
+    """
+    comm = unisono.init()
+    pids = comm.all_gather(np.array([os.getpid()], np.int64)).reshape(-1).tolist()
+    told = None
+    with Path(lock).open("w") as file:
+        if comm.rank == 0:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        comm.barrier()
+        if comm.rank == 0:
+            told = _asks_while_one_is_stopped(pids[3])
+            fcntl.flock(file, fcntl.LOCK_UN)
+        elif comm.rank == 2:
+            # A call of PyDLL keeps the GIL.
+            ctypes.PyDLL(None).flock(file.fileno(), fcntl.LOCK_EX)
+    comm.all_reduce(np.ones(3))
+    return told
+
+
+def _asks_while_one_is_stopped(pid: int) -> tuple[str, str, dict]:
+    def ask(*more: str) -> str:
+        command = [sys.executable, "-m", "unisono", "status", *more]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        ).stdout
+
+    deadline = time.monotonic() + 20
+    while "2 ranks wait" not in (before := ask()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        return before, ask(), json.loads(ask("--ras"))
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -237,6 +237,25 @@ def test_torchrun_starts_a_job_on_two_hosts(rendezvous, tmp_path):
             assert f"rank {rank} of 4: 6" in text, text
 
 
+def test_status_asks_other_hosts_through_the_group(tmp_path):
+    with hosts() as net:
+        before, text, ras = run(net, "asks_through_the_group", str(tmp_path / "lock"))[0].value
+    # A rank whose program holds the GIL answers.
+    assert "of 4 ranks, 2 of them here, 2 on other hosts" in before, before
+    assert re.search(r"(?m)^  rank 2 \(.*is in no operation .*; 2 ranks wait for it", before), (
+        before
+    )
+    assert re.search(r"(?m)^  rank 3, host .*, pid \d+: all_reduce #3 for ", before), before
+    # One that is stopped does not, and the others still do.
+    assert "of 4 ranks, 2 of them here, 1 on other hosts" in text, text
+    silent = r"(?m)^pid \d+ on .*, silent \(no answer .*\), rank 3 of group"
+    assert re.search(silent, text), text
+    assert re.search(r"(?m)^  rank 2, host .*, pid \d+: no operation", text), text
+    (communicator,) = ras["communicators"]
+    (missing,) = communicator["missing_ranks"]
+    assert (missing["rank"], missing["status"]["unresponsive"]) == (3, True), ras
+
+
 def test_status_asks_all_hosts(tmp_path):
     ssh = tmp_path / "reach"
     # As a host does at a login.

@@ -304,14 +304,25 @@ def is_exported(folder: Path) -> tuple[str, str, str, list[int]] | None:
 
 
 def writes_flight_records(folder: Path) -> str | None:
-    """The last rank has its collectives written while the others wait for it in one."""
+    """The last rank has its operations written while the others wait for it in one.
+
+    A message from rank 0 to rank 1 has come, and rank 0 waits for another one of the last rank.
+    """
     comm, pids = begin()
     comm.all_gather(np.ones(3, np.float32))
-    printed = None
+    printed = waited = None
+    if comm.rank == 0:
+        comm.send(np.ones(6, np.float32), 1, tag=7)
+        waited = comm.irecv(np.ones(5, np.float32), comm.size - 1, tag=9)
+    elif comm.rank == 1:
+        comm.recv(np.ones(6, np.float32), 0, tag=7)
     if comm.rank == comm.size - 1:
         ask(pids, lambda text: "2 ranks wait for it" in text)
         command = [sys.executable, "-m", "unisono", "status", "--records"]
         command.append(str(folder / "rank_"))
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        comm.send(np.ones(5, np.float32), 0, tag=9)
     comm.all_reduce(np.ones(5))
+    if waited:
+        waited.wait()
     return printed

@@ -43,7 +43,13 @@ def test_all_that_status_knows_is_exported() -> None:
     states[0]["waited"] = {
         "seconds": 1.5,
         "operations": 3,
-        "by_operation": {"all_reduce": {"operations": 3, "seconds": 1.5}},
+        "by_operation": {
+            "all_reduce": {
+                "operations": 3,
+                "seconds": 1.5,
+                "by_size": [{"up_to": 256, "operations": 3, "seconds": 1.5, "by_rank": []}],
+            }
+        },
         "by_rank": [{"rank": 2, "seconds": 1.5, "last": 3, "median_seconds": 0.5}],
     }
     states[0]["links"] = [{"rank": 2, "for": kind, "mended": 2} for kind in ("x", "y")]
@@ -61,15 +67,20 @@ def test_all_that_status_knows_is_exported() -> None:
     assert value(families, "unisono_ranks", state="running") == 1
     assert value(families, "unisono_ranks", state="failed") == 1
     assert value(families, "unisono_ranks", state="silent") == 1
-    assert value(families, "unisono_operations", rank=0, collective="all_reduce") == 7
-    assert value(families, "unisono_operation_bytes", rank=0, collective="all_reduce") == 56
+    short = {"collective": "all_reduce", "up_to": 256, "rank": 0}
+    assert value(families, "unisono_operations", **short) == 7
+    assert value(families, "unisono_operation_bytes", **short) == 56
+    assert value(families, "unisono_operation_moving_seconds", **short) == 0.25
+    longest = {**short, "up_to": "+Inf"}
+    assert value(families, "unisono_operation_moving_seconds", **longest) == 2.5
     assert value(families, "unisono_mended_connections", rank=0, for_rank=2) == 4
     code = states[1]["failure_code"]
     assert value(families, "unisono_failed", rank=2, code=code) == 1
     assert value(families, "unisono_operation_age_seconds", rank=0) == 2
     assert value(families, "unisono_awaited_by_ranks", rank=2) == 1
     assert value(families, "unisono_awaited_by_ranks", rank=0) == 0
-    assert value(families, "unisono_wait_seconds", rank=0, collective="all_reduce") == 1.5
+    assert value(families, "unisono_wait_seconds", **short) == 1.5
+    assert value(families, "unisono_wait_operations", **short) == 3
     assert value(families, "unisono_wait_for_last", rank=0, for_rank=2) == 3
     assert value(families, "unisono_rank", rank=2, global_rank=2, pid=12) == 1
     assert value(families, "unisono_silent_processes", state=ask.STOPPED) == 1

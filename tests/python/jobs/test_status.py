@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,13 @@ def test_a_rank_that_is_late_is_named(door: str) -> None:
         assert LATE / 2 < first["median_seconds"] < 1, stats
         assert waited["seconds"] > own + 1, stats
         assert set(waited["by_operation"]) == {"all_reduce"}
+        # 1,000 numbers, in a class that ends at 4 KiB.
+        (size,) = waited["by_operation"]["all_reduce"]["by_size"]
+        assert (size["up_to"], size["by_rank"][0]["rank"]) == (4096, first["rank"]), stats
+        # The calls of a rank that waits are timed, and take little without the waits.
+        (moved,) = stats["called"]["all_reduce"]["by_size"]
+        assert moved["timed"] >= size["operations"] > CALLS / 2, stats
+        assert 0 <= moved["moving_seconds"] < waited["seconds"], stats
     assert any(stats["waited"]["by_rank"][0]["rank"] == 7 for stats, _ in others)
     (line,) = (line for line in late[1].lines if " was late: " in line)
     assert line.startswith("  rank 7 was late: rank "), late[1]
@@ -173,7 +181,21 @@ def answer(rank: int, name: str = "", *, number: int = 7, waits_for: list[int] |
         "operations": [operation] if name else [],
         "collectives": number if name else number - 1,
         "messages": 0,
-        "called": {"all_reduce": {"operations": number, "bytes": 8 * number, "by_size": []}},
+        "called": {
+            "all_reduce": {
+                "operations": number + 1,
+                "bytes": 8 * number + (1 << 40),
+                "by_size": [
+                    {
+                        "up_to": 256,
+                        "operations": number,
+                        "bytes": 8 * number,
+                        "moving_seconds": 0.25,
+                    },
+                    {"up_to": None, "operations": 1, "bytes": 1 << 40, "moving_seconds": 2.5},
+                ],
+            }
+        },
         "links": [],
         "waited": {"seconds": 0.0, "operations": 0, "by_rank": [], "by_operation": {}},
         "last": None,
@@ -254,7 +276,7 @@ def test_the_form_of_ncclras_has_the_ranks_that_are_missing() -> None:
     assert (communicator["hash"], communicator["size"]) == ("0xab", 3)
     (rank,) = communicator["ranks"]
     assert (rank["rank"], rank["host"], rank["pid"]) == (1, "h", 11)
-    assert (rank["status"]["async_error"], rank["collective_counts"]) == (6, {"all_reduce": 7})
+    assert (rank["status"]["async_error"], rank["collective_counts"]) == (6, {"all_reduce": 8})
     missing = {one["rank"]: one["status"] for one in communicator["missing_ranks"]}
     assert communicator["missing_ranks_count"] == len(missing) == 2
     # One is gone, and one does not answer.
@@ -293,6 +315,20 @@ def test_flight_records_tell_torchs_analyzer_which_rank_is_missing(tmp_path: Pat
         assert (("unisono:all_reduce", "started") in states) == (rank != 2)
         gathered = next(one for one in record["entries"] if one["input_sizes"] == [[3]])
         assert (gathered["output_sizes"], gathered["input_dtypes"]) == ([[9]], ["float32"])
+    # An operation that others wait in has begun, and not ended.
+    waiting = next(one for one in records[1]["entries"] if one["state"] == "started")
+    assert 0 < waiting["time_discovered_started_ns"] <= time.time_ns(), waiting
+    assert waiting["time_discovered_completed_ns"] is waiting["duration_ms"] is None, waiting
+    # Messages have their peers and tags; the analyzer is told of those under way.
+    messages = [
+        [(one["profiling_name"], one["peer"], one["tag"], one["state"]) for one in told["messages"]]
+        for told in records
+    ]
+    sent, wanted = ("unisono:send", 1, 7, "completed"), ("unisono:recv", 2, 9, "started")
+    assert messages == [[sent, wanted], [("unisono:recv", 0, 7, "completed")], []]
+    (entry,) = (one for one in records[0]["entries"] if one["is_p2p"])
+    assert (entry["profiling_name"], entry["output_sizes"]) == ("unisono:recv 0<-1", [[5]])
+    assert entry["process_group"][0].endswith(" 2->0 tag 9"), entry
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", tmp_path]
     done = subprocess.run(
         [*command, "-p", "rank_"], capture_output=True, text=True, timeout=60, check=False
@@ -300,3 +336,9 @@ def test_flight_records_tell_torchs_analyzer_which_rank_is_missing(tmp_path: Pat
     told = done.stdout + done.stderr
     assert done.returncode == 0, told
     assert re.search(r"(?i)all_reduce.*\n?.*missing ranks.*\{2\}", told), told
+    assert re.search(r"(?i)recv 0<-1.*\n?.*missing ranks.*\{2\}", told), told
+    # Its other mode prints an entry so (and needs tabulate).
+    from torch.distributed.flight_recorder.components.types import Op
+
+    name, _ = entry["process_group"]
+    assert "recv(s=2 d=0, " in repr(Op(entry, {name: {0, 2}}, name))

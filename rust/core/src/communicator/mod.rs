@@ -398,12 +398,17 @@ impl Communicator {
     ///  "waited": {"seconds": 41.2, "operations": 9310,
     ///             "by_rank": [{"rank": 6, "global": 6, "process": "host b, pid 7", "seconds": 40.9, "operations": 9304,
     ///                          "last": 9200, "median_seconds": 0.0042, "longest_seconds": 0.31}],
-    ///             "by_operation": {"all_reduce": {"operations": 9310, "seconds": 41.2}}}}
+    ///             "by_operation": {"all_reduce": {"operations": 9310, "seconds": 41.2, "by_size": [
+    ///               {"up_to": 4096, "operations": 9310, "seconds": 41.2,
+    ///                "by_rank": [{"rank": 6, "seconds": 40.9, "last": 9200}]}]}}},
+    ///  "called": {"all_reduce": {"operations": 10000, "bytes": 40000000, "timed": 9400, "moving_seconds": 0.9, "by_size": [
+    ///               {"up_to": 4096, "operations": 10000, "bytes": 40000000, "timed": 9400, "moving_seconds": 0.9}]}}}
     /// ```
     ///
     /// `last` counts the operations in which no rank was waited for longer. An operation waits if it does not end within a few
-    /// looks, some tens of microseconds. A rank that was late has waited little itself: compare the ranks. Operations on device
-    /// memory are not watched, nor those that carry 8-bit numbers between hosts.
+    /// looks, some tens of microseconds; such an operation is timed as well, and moves data while it does not wait. Of several
+    /// under way the one that ends first has the time. A rank that was late has waited little itself: compare the ranks.
+    /// Operations on device memory are not watched, nor those that carry 8-bit numbers between hosts.
     ///
     /// # Errors
     /// `Aborted` in a forked child of the process that joined.

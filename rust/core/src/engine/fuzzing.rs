@@ -97,7 +97,7 @@ fn header(bytes: &[u8; HEADER]) {
         let members = Members::numbered(0..2);
         let error = Fingerprint::default().mismatch(&print, (0, 1), &members);
         assert_eq!(error.code, Code::Mismatch);
-        let _ = (print.name(), print.is_collective());
+        let _ = print.name();
     }
     if let Ok(frame) = Frame::decode(bytes, 1) {
         let again = Frame::decode(&frame.encode(), 1).expect("a frame");

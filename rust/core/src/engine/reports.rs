@@ -22,10 +22,75 @@ pub(crate) struct Recorder {
 
 #[derive(Debug)]
 struct Record {
-    /// Of a collective, and of a message that was carried out at once.
-    fingerprint: Option<Fingerprint>,
+    print: Print,
     /// `None` for one that ended as soon as it had begun.
     work: Option<Arc<WorkState>>,
+}
+
+/// The description of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Print {
+    Collective(Fingerprint),
+    Message(MessagePrint),
+    /// It is another part's of this library, and known by its name alone.
+    Named,
+}
+
+/// The description of a send or a receive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MessagePrint {
+    pub(crate) sequence: u64,
+    pub(crate) collective: Collective,
+    pub(crate) dtype: DataType,
+    /// The other rank; `None`: any.
+    pub(crate) peer: Option<u32>,
+    pub(crate) tag: u64,
+    /// Of the buffer.
+    pub(crate) bytes: usize,
+}
+
+impl Print {
+    fn collective(&self) -> Option<&Fingerprint> {
+        match self {
+            Self::Collective(print) => Some(print),
+            _ => None,
+        }
+    }
+
+    /// In words for a program. A receive from any rank has its peer once a message has come.
+    fn describe(&self, work: Option<&WorkState>) -> Option<Value> {
+        Some(match self {
+            Self::Collective(print) => json!({
+                "number": print.sequence,
+                "name": Collective::from_number(print.collective)?.name(),
+                "dtype": DataType::from_number(print.dtype).map(DataType::name),
+                "count": print.count,
+                "uneven": print.counts != 0,
+            }),
+            Self::Message(print) => {
+                let received = work.and_then(WorkState::received);
+                let bytes = received.map_or(print.bytes, |it| it.bytes);
+                let known = print.peer.map(|peer| peer as Rank);
+                json!({
+                    "number": print.sequence,
+                    "name": print.collective.name(),
+                    "dtype": print.dtype.name(),
+                    "count": bytes / print.dtype.size(),
+                    "peer": received.map(|it| it.source).or(known),
+                    "tag": print.tag,
+                })
+            }
+            Self::Named => return None,
+        })
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Collective(print) => print.name(),
+            Self::Message(print) => format!("{} #{}", print.collective, print.sequence),
+            Self::Named => String::new(),
+        }
+    }
 }
 
 impl Recorder {
@@ -37,19 +102,16 @@ impl Recorder {
         }
     }
 
-    pub(crate) fn record(&mut self, work: &Arc<WorkState>, fingerprint: Option<Fingerprint>) {
+    pub(crate) fn record(&mut self, work: &Arc<WorkState>, print: Print) {
         self.push(Record {
-            fingerprint,
+            print,
             work: Some(Arc::clone(work)),
         });
     }
 
     /// Records an operation that has been carried out at once.
-    pub(crate) fn note(&mut self, fingerprint: Fingerprint) {
-        self.push(Record {
-            fingerprint: Some(fingerprint),
-            work: None,
-        });
+    pub(crate) fn note(&mut self, print: Print) {
+        self.push(Record { print, work: None });
     }
 
     fn push(&mut self, record: Record) {
@@ -79,36 +141,35 @@ impl Recorder {
 
     /// The fingerprint of the collective with this number, if it is still kept.
     pub(crate) fn fingerprint(&self, sequence: u64) -> Option<Fingerprint> {
-        self.in_order()
-            .rev()
-            .filter_map(|record| record.fingerprint)
-            .find(|fingerprint| fingerprint.sequence == sequence && fingerprint.is_collective())
+        let prints = self.in_order().rev();
+        let mut prints = prints.filter_map(|record| record.print.collective().copied());
+        prints.find(|print| print.sequence == sequence)
     }
 
-    /// The fingerprints of those that have one.
+    /// The fingerprints of collectives.
     #[cfg(test)]
     pub(crate) fn fingerprints(&self) -> impl Iterator<Item = Fingerprint> {
-        self.in_order().filter_map(|record| record.fingerprint)
+        let prints = self.in_order();
+        prints.filter_map(|record| record.print.collective().copied())
     }
 
-    /// The collectives, oldest first, for flight records.
-    pub(crate) fn collectives(&self) -> Vec<Value> {
+    /// The collectives and the messages, oldest first, at the time `now`, for flight records. No clock was read for those
+    /// that were carried out at once, so they have no times.
+    pub(crate) fn recent(&self, now: Instant) -> Vec<Value> {
         let records = self.in_order().filter_map(|record| {
-            let print = record.fingerprint.filter(Fingerprint::is_collective)?;
-            let result = record.work.as_ref().map(|work| work.result());
-            let state = match result {
+            let mut told = record.print.describe(record.work.as_deref())?;
+            let work = record.work.as_ref();
+            told["state"] = match work.map(|work| work.result()) {
                 None | Some(Some(Ok(()))) => "completed",
                 Some(Some(Err(_))) => "failed",
                 Some(None) => "started",
-            };
-            Some(json!({
-                "number": print.sequence,
-                "name": Collective::from_number(print.collective)?.name(),
-                "dtype": DataType::from_number(print.dtype).map(DataType::name),
-                "count": print.count,
-                "uneven": print.counts != 0,
-                "state": state,
-            }))
+            }
+            .into();
+            let age = work.map(|work| now.saturating_duration_since(work.started));
+            told["seconds"] = age.map(|age| age.as_secs_f64()).into();
+            let took = work.and_then(|work| work.duration());
+            told["took"] = took.map(|took| took.as_secs_f64()).into();
+            Some(told)
         });
         records.collect()
     }
@@ -116,10 +177,9 @@ impl Recorder {
     /// One line per operation, oldest first, at the time `now`.
     pub(crate) fn lines(&self, now: Instant) -> Vec<String> {
         self.in_order()
-            .map(|Record { fingerprint, work }| {
+            .map(|Record { print, work }| {
                 let Some(work) = work else {
-                    let name = fingerprint.map_or_else(String::new, |print| print.name());
-                    return format!("{name} completed at once");
+                    return format!("{} completed at once", print.name());
                 };
                 let age = now.saturating_duration_since(work.started).as_secs_f64();
                 let state = match (work.result(), work.duration()) {
@@ -152,6 +212,7 @@ pub(crate) fn notice(error: &Error, (origin, number): (Rank, &str)) -> Notice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::work::Received;
     use crate::types::Collective;
 
     #[test]
@@ -159,11 +220,11 @@ mod tests {
         for capacity in [0, 1, 3] {
             let mut recorder = Recorder::new(capacity);
             for sequence in 1..=7 {
-                recorder.note(Fingerprint {
+                recorder.note(Print::Collective(Fingerprint {
                     sequence,
                     collective: Collective::Barrier as u8,
                     ..Fingerprint::default()
-                });
+                }));
                 let kept = (sequence + 1).saturating_sub(capacity as u64).max(1)..=sequence;
                 let expected: Vec<_> = kept
                     .map(|number| format!("barrier #{number} completed at once"))
@@ -171,5 +232,64 @@ mod tests {
                 assert_eq!(recorder.lines(Instant::now()), expected, "of {capacity}");
             }
         }
+    }
+
+    #[test]
+    fn messages_are_kept_with_their_peers_tags_and_times() {
+        let mut recorder = Recorder::new(8);
+        let print = MessagePrint {
+            sequence: 1,
+            collective: Collective::Send,
+            dtype: DataType::Float32,
+            peer: Some(3),
+            tag: 7,
+            bytes: 40,
+        };
+        recorder.note(Print::Message(print));
+        let start = Instant::now();
+        let later = |ms| start + std::time::Duration::from_millis(ms);
+        let limit = std::time::Duration::ZERO;
+        let work = Arc::new(WorkState::new(Collective::Recv, 2, (start, limit), None));
+        let any = MessagePrint {
+            sequence: 2,
+            collective: Collective::Recv,
+            peer: None,
+            ..print
+        };
+        recorder.record(&work, Print::Message(any));
+        recorder.record(&work, Print::Named);
+        let told = recorder.recent(later(3000));
+        assert_eq!(told.len(), 2);
+        let [sent, received] = &told[..] else {
+            panic!("{told:?}");
+        };
+        let expected = json!({
+            "number": 1, "name": "send", "dtype": "float32", "count": 10, "peer": 3, "tag": 7,
+            "state": "completed", "seconds": null, "took": null
+        });
+        assert_eq!(*sent, expected);
+        assert_eq!(
+            (&received["peer"], &received["state"]),
+            (&Value::Null, &json!("started"))
+        );
+        assert_eq!(
+            (&received["seconds"], &received["took"]),
+            (&json!(3.0), &Value::Null)
+        );
+        work.set_received(Received {
+            source: 5,
+            bytes: 8,
+            dtype: DataType::Float32,
+        });
+        work.finish(Ok(()), later(1000));
+        let received = &recorder.recent(later(4000))[1];
+        assert_eq!(
+            (&received["peer"], &received["count"]),
+            (&json!(5), &json!(2))
+        );
+        assert_eq!(
+            (&received["seconds"], &received["took"]),
+            (&json!(4.0), &json!(1.0))
+        );
     }
 }

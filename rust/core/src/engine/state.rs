@@ -458,7 +458,8 @@ impl Group {
             if let Some(timeline) = &mut core.timeline {
                 timeline.end(&work, (&result, now), core.waits.spells());
             }
-            core.waits.end(work.collective);
+            let waited = core.waits.end(work.place.row());
+            core.traffic.time(work.place, (work.started, now), waited);
             if let Some((completion, result)) = work.finish(result, now) {
                 self.staff.completions.tell(completion, result);
             }

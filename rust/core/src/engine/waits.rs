@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::types::{Collective, Rank};
+use crate::engine::traffic::Row;
+use crate::types::Rank;
 
 /// Octaves of microseconds in a histogram, and its bars in each.
 const OCTAVES: usize = 32;
@@ -23,6 +24,9 @@ const FIRST_LOOK: u32 = 16;
 /// The shortest sum of waits that the log tells of.
 const WORTH_TELLING: Duration = Duration::from_secs(1);
 
+/// The ranks that are named of operations of one kind and length.
+const RANKS_NAMED: usize = 4;
+
 /// How often a rank has been the last before an error says so.
 const OFTEN: u64 = 10;
 
@@ -30,8 +34,8 @@ const OFTEN: u64 = 10;
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     peers: BTreeMap<Rank, Awaited>,
-    /// By the name of the operation: how many have waited, and how long.
-    operations: BTreeMap<&'static str, (u64, Duration)>,
+    /// By the kind and the length of the operation.
+    operations: BTreeMap<Row, Waiting>,
     total: Duration,
     /// Since when the thread waits, and for which ranks; and its yields since something has moved.
     since: Option<Instant>,
@@ -39,6 +43,33 @@ pub(crate) struct Waits {
     awaited: Vec<Rank>,
     /// How long the operations that have not ended have waited.
     spell: Duration,
+}
+
+/// The waits of operations of one kind and length.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// How many have waited, and how long.
+    times: u64,
+    time: Duration,
+    /// By rank: those that have waited longest for it, and how long all have waited for it.
+    peers: BTreeMap<Rank, (u64, Duration)>,
+}
+
+impl Waiting {
+    /// The ranks that these have waited for, those that have cost most time first.
+    fn record(&self, number: impl Fn(Rank) -> Value) -> Value {
+        let mut ranked: Vec<_> = self.peers.iter().collect();
+        ranked.sort_by_key(|(rank, (_, time))| (std::cmp::Reverse(*time), **rank));
+        let ranks = ranked.into_iter().take(RANKS_NAMED);
+        let ranks = ranks.map(|(rank, (last, time))| {
+            json!({"rank": number(*rank), "seconds": time.as_secs_f64(), "last": last})
+        });
+        json!({
+            "operations": self.times,
+            "seconds": self.time.as_secs_f64(),
+            "by_rank": ranks.collect::<Vec<_>>(),
+        })
+    }
 }
 
 /// The waits for one rank.
@@ -119,33 +150,44 @@ impl Waits {
         peers.filter(|(_, spell)| !spell.is_zero()).collect()
     }
 
-    /// An operation has ended.
-    pub(crate) fn end(&mut self, collective: Collective) {
-        if self.spell.is_zero() {
-            return;
+    /// An operation has ended. Returns how long it has waited.
+    #[inline]
+    pub(crate) fn end(&mut self, row: Row) -> Duration {
+        match self.spell.is_zero() {
+            true => Duration::ZERO,
+            false => self.end_spell(row),
         }
-        let spell = std::mem::take(&mut self.spell);
-        self.total += spell;
-        let (count, time) = self.operations.entry(collective.name()).or_default();
-        (*count, *time) = (*count + 1, *time + spell);
+    }
+
+    #[cold]
+    fn end_spell(&mut self, row: Row) -> Duration {
+        let whole = std::mem::take(&mut self.spell);
+        self.total += whole;
+        let waiting = self.operations.entry(row).or_default();
+        waiting.times += 1;
+        waiting.time += whole;
         let longest = self.peers.values().map(|peer| peer.spell).max();
-        for peer in self.peers.values_mut() {
+        for (rank, peer) in &mut self.peers {
             let spell = std::mem::take(&mut peer.spell);
             if spell.is_zero() {
                 continue;
             }
+            let is_last = u64::from(Some(spell) == longest);
+            let (last, time) = waiting.peers.entry(*rank).or_default();
+            (*last, *time) = (*last + is_last, *time + spell);
             peer.times += 1;
-            peer.last += u64::from(Some(spell) == longest);
+            peer.last += is_last;
             peer.time += spell;
             peer.longest = peer.longest.max(spell);
             let bar = &mut peer.bars[bar(spell)];
             *bar = bar.saturating_add(1);
         }
+        whole
     }
 
     /// The operations that have waited.
     fn times(&self) -> u64 {
-        self.operations.values().map(|(count, _)| count).sum()
+        self.operations.values().map(|waiting| waiting.times).sum()
     }
 
     /// The ranks that it has waited for, the one that has cost most time first.
@@ -166,16 +208,31 @@ impl Waits {
             record["longest_seconds"] = it.longest.as_secs_f64().into();
             record
         });
-        let operations = self.operations.iter().map(|(name, (count, time))| {
-            let record = json!({"operations": count, "seconds": time.as_secs_f64()});
-            ((*name).to_owned(), record)
-        });
+        let ranks: Vec<_> = ranks.collect();
         json!({
             "seconds": self.total.as_secs_f64(),
             "operations": self.times(),
-            "by_rank": ranks.collect::<Vec<_>>(),
-            "by_operation": Value::Object(operations.collect()),
+            "by_rank": ranks,
+            "by_operation": self.by_operation(|rank| describe(rank)["rank"].take()),
         })
+    }
+
+    /// By the name of the operation, and by its length: how many have waited, how long, and for which ranks.
+    fn by_operation(&self, number: impl Fn(Rank) -> Value) -> Value {
+        let mut kinds: BTreeMap<&str, (u64, Duration, Vec<Value>)> = BTreeMap::new();
+        for (row, waiting) in &self.operations {
+            let (times, time, by_size) = kinds.entry(row.name()).or_default();
+            (*times, *time) = (*times + waiting.times, *time + waiting.time);
+            let mut record = waiting.record(&number);
+            record["up_to"] = row.up_to().into();
+            by_size.push(record);
+        }
+        let kinds = kinds.into_iter().map(|(name, (times, time, by_size))| {
+            let seconds = time.as_secs_f64();
+            let record = json!({"operations": times, "seconds": seconds, "by_size": by_size});
+            (name.to_owned(), record)
+        });
+        Value::Object(kinds.collect())
     }
 
     /// The sentence about the rank that has cost most time, of `all` operations, if it is worth one.
@@ -240,6 +297,8 @@ fn middle(bar: usize) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::traffic::Place;
+    use crate::types::Collective;
 
     fn ms(count: u64) -> Duration {
         Duration::from_millis(count)
@@ -260,22 +319,44 @@ mod tests {
     fn the_rank_that_comes_last_is_named() {
         let (start, mut waits) = (Instant::now(), Waits::default());
         let name = |rank: Rank| format!("rank {rank}");
-        for _ in 0..300 {
+        for round in 0..300 {
             waits.begin(start, vec![2, 1, 2]);
             waits.pause(|| start + ms(1));
             waits.begin(start + ms(1), vec![2]);
             waits.pause(|| start + ms(5));
-            waits.end(Collective::AllReduce);
+            let bytes = if round < 100 { 8 } else { 4096 };
+            assert_eq!(
+                waits.end(Place::of(Collective::AllReduce, bytes).row()),
+                ms(5)
+            );
             // It did not wait.
             waits.begin(start, Vec::new());
             waits.pause(|| start + ms(9));
-            waits.end(Collective::Barrier);
+            assert_eq!(waits.end(Place::of(Collective::Barrier, 0).row()), ms(0));
         }
         let record = waits.record(|rank| json!({"rank": rank}));
         assert_eq!(record["operations"], 300);
         assert!((record["seconds"].as_f64().unwrap() - 1.5).abs() < 1e-6);
         assert_eq!(record["by_operation"]["all_reduce"]["operations"], 300);
         assert!(record["by_operation"]["barrier"].is_null());
+        let [short, long] = &record["by_operation"]["all_reduce"]["by_size"]
+            .as_array()
+            .unwrap()[..]
+        else {
+            panic!("{record}");
+        };
+        assert_eq!(
+            (&short["up_to"], &short["operations"]),
+            (&json!(256), &json!(100))
+        );
+        assert_eq!(
+            (&long["up_to"], &long["operations"]),
+            (&json!(4096), &json!(200))
+        );
+        assert!((long["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-6);
+        assert_eq!(long["by_rank"][0]["rank"], 2);
+        assert_eq!(long["by_rank"][0]["last"], 200);
+        assert!((long["by_rank"][1]["seconds"].as_f64().unwrap() - 0.2).abs() < 1e-6);
         let [first, second] = &record["by_rank"].as_array().unwrap()[..] else {
             panic!("{record}");
         };

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use crate::engine::traffic::Place;
 use crate::error::Result;
 use crate::locks::Mutex;
 use crate::types::{Collective, DataType, DeviceStream, Rank};
@@ -46,6 +47,8 @@ pub(crate) struct WorkState {
     pub(crate) started: Instant,
     /// When it has taken too long; `None`: never.
     pub(crate) deadline: Option<Instant>,
+    /// Where it counts.
+    pub(crate) place: Place,
     result: OnceLock<(Result<()>, Duration)>,
     completion: Mutex<Option<Completion>>,
     received: OnceLock<Received>,
@@ -68,10 +71,16 @@ impl WorkState {
             sequence,
             started,
             deadline,
+            place: Place::of(collective, 0),
             result: OnceLock::new(),
             completion: Mutex::new(completion),
             received: OnceLock::new(),
         }
+    }
+
+    /// The same, which counts at another place than those without bytes.
+    pub(crate) fn counted_at(self, place: Place) -> Self {
+        Self { place, ..self }
     }
 
     /// `all_reduce #17`, as errors name it.

@@ -92,12 +92,6 @@ impl Fingerprint {
         })
     }
 
-    /// Whether it is of a collective, not of a message between two ranks.
-    pub(crate) fn is_collective(&self) -> bool {
-        let messages = [Collective::Send as u8, Collective::Recv as u8];
-        !messages.contains(&self.collective)
-    }
-
     /// Whether it is of an operation in which two ranks alone know what goes from one to the other.
     pub(crate) fn is_between_pairs(&self) -> bool {
         let collective = Collective::from_number(self.collective);

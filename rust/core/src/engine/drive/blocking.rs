@@ -15,6 +15,7 @@ use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{PlanRun, Walked};
 use crate::engine::drive::backoff::Next;
 use crate::engine::drive::contention;
+use crate::engine::reports::Print;
 use crate::engine::state::{Core, Group};
 use crate::engine::timeline::Begun;
 use crate::engine::work::WorkState;
@@ -86,7 +87,7 @@ impl Group {
         if alone && self.run_at_once(&mut core, &mut run)? {
             let fingerprint = run.fingerprint();
             let collective = run.collective();
-            core.recorder.note(fingerprint);
+            core.recorder.note(Print::Collective(fingerprint));
             if core.timeline.is_some() {
                 self.trace_at_once(&mut core, &run, None);
             }

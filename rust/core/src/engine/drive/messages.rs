@@ -12,10 +12,10 @@ use crate::engine::work::PointToPoint;
 use crate::error::{Code, Error, Result};
 use crate::types::{Collective, DataType, Rank};
 
-use crate::engine::collective::header::Fingerprint;
 use crate::engine::drive::blocking::Turn;
 use crate::engine::group::submit::{Message, Role, check_elements};
 use crate::engine::message::look::{Look, Wanted};
+use crate::engine::reports::{MessagePrint, Print};
 use crate::engine::state::{Core, Group};
 use crate::engine::timeline::Begun;
 use crate::engine::traffic::Place;
@@ -193,7 +193,8 @@ impl Group {
             Ok(sent) => {
                 if sent {
                     let bytes = outgoing.memory.len();
-                    self.note_message(&mut core, Collective::Send, bytes);
+                    let what = (Collective::Send, outgoing.dtype);
+                    note_message(&mut core, what, bytes, place);
                     if core.timeline.is_some() {
                         self.trace_message(&mut core, (Collective::Send, bytes), place);
                     }
@@ -229,7 +230,8 @@ impl Group {
             arrived: None,
         };
         if self.look(&mut core, &mut wanted)? {
-            self.note_message(&mut core, Collective::Recv, bytes);
+            let what = (Collective::Recv, incoming.dtype);
+            note_message(&mut core, what, bytes, (from, tag));
             if core.timeline.is_some() {
                 self.trace_message(&mut core, (Collective::Recv, bytes), (from, tag));
             }
@@ -242,7 +244,7 @@ impl Group {
             collective: Collective::Recv,
             peer: Some(from),
             bytes,
-            role: Role::Tagged(tag),
+            role: Role::Tagged(tag, incoming.dtype),
         };
         let work = self.start_message(&mut core, what, blocking(timeout), |core, work| {
             core.matching.receive_rest(wanted, work);
@@ -277,16 +279,6 @@ impl Group {
         })
     }
 
-    fn note_message(&self, core: &mut Core, collective: Collective, bytes: usize) {
-        core.messages += 1;
-        core.traffic.count(Place::of(collective, bytes));
-        core.recorder.note(Fingerprint {
-            sequence: core.messages,
-            collective: collective as u8,
-            ..Fingerprint::default()
-        });
-    }
-
     /// Puts a message that was carried out at once into the trace: the last one.
     #[cold]
     #[inline(never)]
@@ -307,6 +299,24 @@ impl Group {
             timeline.at_once((collective, core.messages), begun, end, None);
         }
     }
+}
+
+fn note_message(
+    core: &mut Core,
+    (collective, dtype): (Collective, DataType),
+    bytes: usize,
+    (peer, tag): (Rank, u64),
+) {
+    core.messages += 1;
+    core.traffic.count(Place::of(collective, bytes));
+    core.recorder.note(Print::Message(MessagePrint {
+        sequence: core.messages,
+        collective,
+        dtype,
+        peer: Some(peer as u32),
+        tag,
+        bytes,
+    }));
 }
 
 /// The options of an operation whose caller waits for it.

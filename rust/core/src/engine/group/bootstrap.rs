@@ -413,6 +413,11 @@ impl Gate for Door {
         self.group.upgrade().map(|group| group.status())
     }
 
+    fn address_of(&self, peer: Rank) -> Option<Address> {
+        let group = self.group.upgrade()?;
+        group.membership.members[peer].address.clone()
+    }
+
     fn mended(&self, from: Rank, lane: Lane, mend: Mend) {
         if let Some(group) = self.group.upgrade() {
             group.take_in_mend((lane, from), mend);

@@ -10,6 +10,7 @@ use crate::types::Rank;
 
 use crate::engine::collective::header::Fingerprint;
 use crate::engine::links::{Slot, loss};
+use crate::engine::reports::Print;
 use crate::engine::state::Group;
 use crate::engine::work::WorkState;
 
@@ -120,7 +121,7 @@ impl Group {
     pub(crate) fn keep_record(&self, work: &Arc<WorkState>) {
         // Not worth waiting for: another thread may be in the middle of a long step.
         if let Some(mut core) = self.core.try_lock() {
-            core.recorder.record(work, None);
+            core.recorder.record(work, Print::Named);
         }
     }
 

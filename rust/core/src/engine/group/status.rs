@@ -50,7 +50,7 @@ impl Group {
         status["waited"] = self.waited(&core, |rank| rank);
         status["called"] = core.traffic.record();
         status["links"] = core.links.record(|rank| rank).into();
-        status["recent"] = core.recorder.collectives().into();
+        status["recent"] = core.recorder.recent(self.clock.now()).into();
         status["last"] = core.recorder.lines(self.clock.now()).pop().into();
         status
     }

@@ -23,6 +23,7 @@ use crate::engine::collective::shared::{Host, SharedRun};
 use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::message::frame::NOTE;
 use crate::engine::message::meeting::Posted;
+use crate::engine::reports::{MessagePrint, Print};
 use crate::engine::state::{Core, Group, LARGE, Membership, Operation};
 use crate::engine::timeline::Begun;
 use crate::engine::traffic::Place;
@@ -41,12 +42,29 @@ pub(crate) struct Message {
 /// Where a message counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Everywhere; with its tag in the trace.
-    Tagged(u64),
+    /// Everywhere, with its tag and the type of its elements.
+    Tagged(u64, DataType),
     /// In all records but the trace, which has the message that it stands for.
     Note,
     /// Nowhere: a rank that polls would fill the records with its probes.
     Probe,
+}
+
+impl Message {
+    /// Its description, as records have it.
+    fn print(&self, sequence: u64) -> Print {
+        let Role::Tagged(tag, dtype) = self.role else {
+            return Print::Named;
+        };
+        Print::Message(MessagePrint {
+            sequence,
+            collective: self.collective,
+            dtype,
+            peer: self.peer.map(|peer| peer as u32),
+            tag,
+            bytes: self.bytes,
+        })
+    }
 }
 
 impl Group {
@@ -109,13 +127,14 @@ impl Group {
         completion: Option<Completion>,
     ) -> Arc<WorkState> {
         let fingerprint = run.fingerprint();
-        let work = Arc::new(WorkState::new(
+        let work = WorkState::new(
             run.collective(),
             fingerprint.sequence,
             (self.clock.now(), timeout),
             completion,
-        ));
-        core.recorder.record(&work, Some(fingerprint));
+        );
+        let work = Arc::new(work.counted_at(run.traffic()));
+        core.recorder.record(&work, Print::Collective(fingerprint));
         if let Some(timeline) = &mut core.timeline {
             let bytes = run.operands().buffers.longest();
             let begun = Begun::of(&fingerprint, bytes, run.algorithm());
@@ -283,7 +302,7 @@ impl Group {
                 collective: Collective::Send,
                 peer: Some(to),
                 bytes,
-                role: Role::Tagged(tag),
+                role: Role::Tagged(tag, dtype),
             },
             options,
             |core, work| {
@@ -313,7 +332,7 @@ impl Group {
                 collective: Collective::Recv,
                 peer: from,
                 bytes,
-                role: Role::Tagged(tag),
+                role: Role::Tagged(tag, dtype),
             },
             options,
             |core, work| {
@@ -439,12 +458,13 @@ impl Group {
         } = message;
         let timeout = options.timeout.unwrap_or_else(|| self.timeout());
         let sequence = core.messages + 1;
-        let work = Arc::new(WorkState::new(
+        let work = WorkState::new(
             collective,
             sequence,
             (self.clock.now(), timeout),
             options.completion,
-        ));
+        );
+        let work = Arc::new(work.counted_at(Place::of(collective, bytes)));
         let started = self.guarded(core, |core| start(core, &work));
         let moves = match started.flatten() {
             Ok(moves) => moves,
@@ -457,11 +477,11 @@ impl Group {
         };
         core.messages = sequence;
         if role != Role::Probe {
-            core.traffic.count(Place::of(collective, bytes));
-            core.recorder.record(&work, None);
+            core.traffic.count(work.place);
+            core.recorder.record(&work, message.print(sequence));
         }
         if let Some(timeline) = &mut core.timeline
-            && let Role::Tagged(tag) = role
+            && let Role::Tagged(tag, _) = role
         {
             let begun = Begun {
                 bytes,

@@ -22,6 +22,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use super::conversation::Conversation;
 use super::crowd::{Crowd, Room};
 use super::guest::{Guest, Progress, Proof};
+use super::inquiry;
 use super::listen::Listeners;
 use super::parked::Parked;
 use super::shared::Shared;
@@ -451,8 +452,10 @@ fn serve(mut visit: Visit<'_>, stream: Stream) -> std::result::Result<(), Reason
         )));
     }
     let purpose = visit.hello.purpose;
-    if purpose == Purpose::Conversation {
-        return converse(visit, stream);
+    match purpose {
+        Purpose::Conversation => return converse(visit, stream),
+        Purpose::Status => return inquiry::tell(visit, stream),
+        _ => {}
     }
     let serves = TRANSPORTS
         .iter()

@@ -151,7 +151,11 @@ pub(super) fn has_left(shared: &Shared, request: &ConnectRequest<'_>) -> bool {
 }
 
 /// An attempt to open a connection of the link with that id.
-fn begin<'a>(shared: &'a Shared, request: &'a ConnectRequest<'_>, link: [u8; 16]) -> Attempt<'a> {
+pub(super) fn begin<'a>(
+    shared: &'a Shared,
+    request: &'a ConnectRequest<'_>,
+    link: [u8; 16],
+) -> Attempt<'a> {
     Attempt {
         shared,
         request,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::address::Address;
 use super::conversation::Conversation;
 use super::wire::{Cut, Patience};
 use crate::error::{Error, Result};
@@ -37,6 +38,12 @@ pub trait Gate: Send + Sync {
 
     /// The state of the group on this rank, for `unisono status`. One-sided transports have none.
     fn status(&self) -> Option<Value> {
+        None
+    }
+
+    /// Where another member listens, for questions of `unisono status`. One-sided transports do not tell.
+    fn address_of(&self, peer: Rank) -> Option<Address> {
+        let _ = peer;
         None
     }
 
@@ -230,6 +237,12 @@ impl Membership {
 
     pub(super) fn status(&self) -> Option<Value> {
         self.gate.status()
+    }
+
+    /// Where another member listens.
+    pub(super) fn address_of(&self, peer: Rank) -> Option<Address> {
+        let is_peer = u32::try_from(peer).is_ok_and(|peer| self.has_peer(peer));
+        is_peer.then(|| self.gate.address_of(peer)).flatten()
     }
 
     pub(super) fn converse(&self, peer: u32, conversation: Conversation) {

@@ -26,6 +26,7 @@ mod conversation;
 mod crowd;
 mod distance;
 mod guest;
+mod inquiry;
 mod interface;
 mod listen;
 mod membership;
@@ -163,6 +164,7 @@ impl Endpoint {
             strangers: Mutex::new(Rarely::strangers()),
             turns: Arc::new(Turns::new("unisono-connect")),
             visits: Arc::new(Turns::new("unisono-link")),
+            inquiries: Arc::new(Turns::new("unisono-ask")),
             visiting: AtomicUsize::new(0),
             rate: Mutex::default(),
         });

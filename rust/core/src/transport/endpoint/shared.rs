@@ -83,6 +83,8 @@ pub(super) struct Shared {
     pub(super) turns: Arc<Turns>,
     /// The threads on which links that proven members open are made.
     pub(super) visits: Arc<Turns>,
+    /// The threads on which this side asks ranks elsewhere for their states.
+    pub(super) inquiries: Arc<Turns>,
     /// Proven members whose links are being made.
     pub(super) visiting: AtomicUsize,
     /// To whom they are opened by one message.

@@ -74,17 +74,20 @@ pub enum Purpose {
     Conversation = 5,
     /// A further socket for a connection of a TCP link that broke; the link id begins with which it is.
     TcpAgain = 6,
+    /// No link: a member asks for the state of this process. The link id begins with 1 if records of operations belong to that.
+    Status = 7,
 }
 
 impl Purpose {
     /// All there are, in the order of their numbers.
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::SharedMemory,
         Self::TcpData,
         Self::TcpControl,
         Self::TcpStripe,
         Self::Conversation,
         Self::TcpAgain,
+        Self::Status,
     ];
 
     pub(in crate::transport) fn from_number(number: u8) -> Option<Self> {

@@ -2,6 +2,7 @@
 
 mod acquaintances;
 mod distance;
+mod inquiries;
 mod lifecycle;
 mod links;
 mod losses;
