@@ -1,0 +1,230 @@
+"""unisono as a backend of vLLM's weight transfer: from a trainer to the workers that generate.
+
+vLLM's workers know it by its plug-in (``unisono.vllm``), where vLLM is started with
+``--weight-transfer-config '{"backend": "unisono"}'``. The trainer makes its side by vLLM's own
+factory::
+
+    from unisono.vllm_weights import TrainerInitInfo
+    from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
+
+    trainer = WeightTransferTrainerFactory.trainer_init(
+        TrainerInitInfo(rank=0), client=client, source=ModuleSource(model)
+    )
+    trainer.send_weights()
+
+The trainer offers its tensors and names them to the workers by vLLM's own calls; each worker reads
+all of them where they lie, one-sided, at its own pace, into memory of the heap, and loads them.
+Nothing is agreed on in advance: no address, no port and no number of workers.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo as _TrainerInitInfo,
+)
+from vllm.distributed.weight_transfer.base import (
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from unisono import _offers
+from unisono.vllm import NAME, register_weights
+
+__all__ = ["TrainerEngine", "TrainerInitInfo", "WorkerEngine", "move_to_heap"]
+
+# The bytes of a part of the weights.
+_PART = 1 << 30
+
+register_weights()
+
+
+@dataclass
+class TrainerInitInfo(_TrainerInitInfo):  # type: ignore[misc]
+    """The trainer's side of a transfer.
+
+    Parameters
+    ----------
+    rank
+        The number of this process of the trainer. Rank 0 offers the weights; the others iterate
+        over their source, as all must for weights that are cut into parts.
+    part_bytes
+        How many bytes of the weights a worker reads and then loads at a time, and how many the
+        trainer holds at the same time where its source makes them (FSDP).
+    """
+
+    backend: ClassVar[str] = NAME
+    part_bytes: int = _PART
+
+
+@dataclass
+class _InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """Nothing: an offer says where its tensors are."""
+
+
+@dataclass
+class _UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """A part of the weights, in words that JSON has."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    url: str
+    regions: list[str]
+
+    @classmethod
+    def of(cls, names: list[str], tensors: list[torch.Tensor]) -> _UpdateInfo:
+        """Offer tensors under these names."""
+        offers = _offers.offer_all(tensors)
+        return cls(
+            names=names,
+            dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+            shapes=[list(tensor.shape) for tensor in tensors],
+            url=base64.b64encode(offers[0].url).decode(),
+            regions=[base64.b64encode(each.region).decode() for each in offers],
+        )
+
+    def offers(self) -> list[_offers.Offer]:
+        url = base64.b64decode(self.url)
+        return [_offers.Offer(url, base64.b64decode(region)) for region in self.regions]
+
+    def empty(self) -> list[torch.Tensor]:
+        """Return tensors of these types and shapes."""
+        return [
+            _offers.empty(shape, getattr(torch, name))
+            for shape, name in zip(self.shapes, self.dtype_names, strict=True)
+        ]
+
+
+class WorkerEngine(WeightTransferEngine):  # type: ignore[misc]
+    """A worker's side, made by vLLM: reads the weights of a trainer, and loads them."""
+
+    init_info_cls = _InitInfo
+    update_info_cls = _UpdateInfo
+
+    def init_transfer_engine(self, init_info: _InitInfo) -> None:
+        """Do nothing: a connection is made when the first weights come."""
+
+    def start_weight_update(self) -> None:
+        """Prepare the model for weights as a checkpoint has them."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def finish_weight_update(self) -> None:
+        """Complete the layers whose weights have come."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Read and load a part of the weights."""
+        # vLLM's own would wait for a device, which a worker on CPUs does not have.
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: _UpdateInfo) -> None:
+        """Read and load a part of the weights.
+
+        Raises
+        ------
+        unisono.Error
+            The trainer has gone, or has ended the offer.
+        """
+        from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+
+        tensors = update_info.empty()
+        _offers.read(update_info.offers(), tensors).wait()
+        # A draft model's weights come in several calls.
+        with disable_mtp_completeness_check():
+            self.model.load_weights(zip(update_info.names, tensors, strict=True))
+
+    def shutdown(self) -> None:
+        """Do nothing: the connection ends with the trainer's process or this one."""
+
+
+class TrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
+    """The trainer's side, made by vLLM's ``WeightTransferTrainerFactory``."""
+
+    init_info_cls = TrainerInitInfo
+
+    def __init__(self, part_bytes: int, **common: Any) -> None:
+        super().__init__(**common)
+        self._part_bytes = part_bytes
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: TrainerInitInfo, *, client: Any, source: Any = None
+    ) -> TrainerEngine:
+        """Make the engine, and tell vLLM's workers that there is one.
+
+        Raises
+        ------
+        ValueError
+            There is no source of weights.
+        """
+        if source is None:
+            raise ValueError("unisono's weight transfer needs a WeightSource")
+        engine = cls(
+            init_info.part_bytes, client=client, source=source, is_sender=init_info.is_sender
+        )
+        if engine.is_sender:
+            client.init_weight_transfer_engine({})
+        return engine
+
+    def send_weights(self) -> None:
+        """Have all workers read and load the weights; return when they have."""
+        if not self.is_sender:
+            for _ in self.source:
+                pass
+            return
+        self.client.start_weight_update()
+        for names, tensors in _parts(self.source, self._part_bytes):
+            update = _UpdateInfo.of(names, tensors)
+            try:
+                self.client.update_weights(asdict(update))
+            finally:
+                for tensor in tensors:
+                    _offers.withdraw(tensor)
+        self.client.finish_weight_update()
+
+
+def move_to_heap(module: torch.nn.Module) -> None:
+    """Move the parameters and buffers of a module on the CPU into unisono's heap.
+
+    Other processes of the host read them there in half the time. Values and objects stay the same;
+    optimizers need not know of it.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type == "cpu":
+            moved = _offers.empty(tensor.shape, tensor.dtype)
+            moved.copy_(tensor.detach())
+            tensor.data = moved
+
+
+def _parts(source: Any, limit: int) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
+    """Yield the weights in lists of up to so many bytes, on the CPU and contiguous."""
+    names: list[str] = []
+    tensors: list[torch.Tensor] = []
+    held = 0
+    for name, tensor in source:
+        if tensors and held + tensor.nbytes > limit:
+            yield names, tensors
+            names, tensors, held = [], [], 0
+        names.append(name)
+        tensors.append(_readable(tensor.detach()))
+        held += tensor.nbytes
+    if tensors:
+        yield names, tensors
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return tensor
+    return _offers.empty(tensor.shape, tensor.dtype).copy_(tensor)
