@@ -1,6 +1,7 @@
 """Give servers of vLLM the weights of a model in this process, as a trainer does after its steps.
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --port 8000 --weight-transfer-config '{"backend": "unisono"}'
+    export VLLM_SERVER_DEV_MODE=1
+    vllm serve MODEL --weight-transfer-config '{"backend": "unisono"}'
     python examples/inference/vllm_weights.py TRAINED --servers http://127.0.0.1:8000
 
 MODEL and TRAINED are two checkpoints of one architecture, as Hugging Face has them. The servers
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--servers", nargs="+", required=True)
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.model)
-    # Before an optimizer steps: servers on this host read the weights there in half the time.
+    # Before an optimizer steps: servers on this host read the weights there faster.
     move_to_heap(model)
     trainer = WeightTransferTrainerFactory.trainer_init(
         TrainerInitInfo(rank=0), client=Servers(args.servers), source=ModuleSource(model)

@@ -13,9 +13,11 @@ CPU, and this module imports neither.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +27,18 @@ from unisono import _native
 if TYPE_CHECKING:
     from unisono._core import _Port, _Region, _Transfer
 
-__all__ = ["Offer", "Transfers", "empty", "offer", "offer_all", "read", "withdraw", "write"]
+__all__ = [
+    "Offer",
+    "Transfers",
+    "empty",
+    "offer",
+    "offer_all",
+    "read",
+    "readable",
+    "seconds",
+    "withdraw",
+    "write",
+]
 
 # How long a process that has made an offer may take to answer, in seconds.
 _ANSWER = 30.0
@@ -33,6 +46,10 @@ _ANSWER = 30.0
 _ANSWER_AGAIN = 5.0
 # How often a wait looks whether it is to stop.
 _LOOK = 0.1
+
+
+# The address of an array and its length in bytes.
+_Span = tuple[int, int]
 
 
 class Offer(NamedTuple):
@@ -51,10 +68,32 @@ class Offer(NamedTuple):
 
 
 class Transfers:
-    """Reads or writes under way."""
+    """Reads or writes under way.
 
-    def __init__(self, transfers: list[_Transfer]) -> None:
-        self._transfers = transfers
+    Memory of this process that they use is kept until they have ended, and registered until they
+    were waited for or this object goes.
+    """
+
+    def __init__(self) -> None:
+        self._transfers: list[_Transfer] = []
+        self._registered: list[tuple[_Regions, _Span]] = []
+
+    def __del__(self) -> None:
+        # It may be collected amid a call of these regions, which hold a lock then.
+        for regions, span in self._registered:
+            regions.unwanted.append(span)
+
+    def start(self, is_read: bool, peer: _Peer, array: Any, region: bytes) -> None:
+        """Start one more, between an array and a region of a peer."""
+        remote = _native.load()._RemoteRegion.from_bytes(region)
+        span = _, length = _span(array)
+        if remote.length != length:
+            raise ValueError(f"an array of {length} bytes for an offer of {remote.length}")
+        port, regions = peer.connected()
+        local = regions.take(array, span)
+        self._registered.append((regions, span))
+        start = port.read if is_read else port.write
+        self._transfers.append(start(local, 0, length, remote))
 
     def done(self) -> bool:
         """Return whether all have ended, well or not."""
@@ -68,7 +107,8 @@ class Transfers:
         Parameters
         ----------
         timeout
-            In seconds. Transfers that have not ended by then go on, and keep their memory.
+            In seconds; None for that of operations, ``UNISONO_TIMEOUT``. Transfers that have not
+            ended by then go on, and keep their memory.
         is_stopped
             Looked at meanwhile: whether to wait no longer.
 
@@ -81,17 +121,31 @@ class Transfers:
         Error
             What a transfer failed with.
         """
+        if timeout is None:
+            timeout = seconds("timeout")
         deadline = None if timeout is None else time.monotonic() + timeout
         for transfer in self._transfers:
-            while True:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                look = left if is_stopped is None else min(_LOOK, _LOOK if left is None else left)
-                if transfer.wait(look):
-                    break
-                if is_stopped is not None and is_stopped():
-                    raise unisono.AbortedError("the wait for a transfer was stopped")
-                if left is not None and left <= 0:
-                    raise unisono.TimeoutError(f"a transfer has not ended after {timeout:g} s")
+            self._wait_for(transfer, timeout, deadline, is_stopped)
+        while self._registered:
+            regions, span = self._registered.pop()
+            regions.give_back(span)
+
+    def _wait_for(
+        self,
+        transfer: _Transfer,
+        timeout: float | None,
+        deadline: float | None,
+        is_stopped: Callable[[], bool] | None,
+    ) -> None:
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            look = left if is_stopped is None else min(_LOOK, _LOOK if left is None else left)
+            if transfer.wait(look):
+                return
+            if is_stopped is not None and is_stopped():
+                raise unisono.AbortedError("the wait for a transfer was stopped")
+            if left is not None and left <= 0:
+                raise unisono.TimeoutError(f"a transfer has not ended after {timeout:g} s")
 
 
 class _Regions:
@@ -100,26 +154,29 @@ class _Regions:
     def __init__(self, port: _Port) -> None:
         self._port = port
         self._lock = threading.Lock()
-        self._counted: dict[tuple[int, int], tuple[_Region, int]] = {}
+        self._counted: dict[_Span, tuple[_Region, int]] = {}
+        # To be given back by the next call.
+        self.unwanted: deque[_Span] = deque()
 
-    def take(self, array: Any) -> _Region:
-        key = address, length = _span(array)
+    def take(self, array: Any, span: _Span) -> _Region:
+        while self.unwanted:
+            self.give_back(self.unwanted.popleft())
         with self._lock:
-            region, count = self._counted.get(key, (None, 0))
+            region, count = self._counted.get(span, (None, 0))
             if region is None:
-                region = self._port.register(address, length, _owner(array))
-            self._counted[key] = region, count + 1
+                region = self._port.register(*span, _owner(array))
+            self._counted[span] = region, count + 1
             return region
 
-    def give_back(self, array: Any) -> None:
+    def give_back(self, span: _Span) -> None:
         """Undo a `take`. Transfers under way keep the memory until they have ended."""
-        key = _span(array)
         with self._lock:
-            region, count = self._counted.pop(key)
+            region, count = self._counted.pop(span)
             if count > 1:
-                self._counted[key] = region, count - 1
+                self._counted[span] = region, count - 1
                 return
-            with contextlib.suppress(unisono.TimeoutError):
+            # Used by a transfer, or of a process of which this one is a fork.
+            with contextlib.suppress(unisono.Error):
                 self._port.unregister(region, 0.0)
 
 
@@ -144,19 +201,7 @@ class _Peer:
     def is_gone(self) -> bool:
         return not self._lock.locked() and not (self._port and self._port.is_connected())
 
-    def start(self, is_read: bool, array: Any, region: bytes) -> _Transfer:
-        remote = _native.load()._RemoteRegion.from_bytes(region)
-        if remote.length != _span(array)[1]:
-            raise ValueError(f"an array of {_span(array)[1]} bytes for an offer of {remote.length}")
-        port, regions = self._connected()
-        local = regions.take(array)
-        try:
-            return (port.read if is_read else port.write)(local, 0, len(local), remote)
-        finally:
-            # A transfer that has begun keeps the memory by itself.
-            regions.give_back(array)
-
-    def _connected(self) -> tuple[_Port, _Regions]:
+    def connected(self) -> tuple[_Port, _Regions]:
         with self._lock:
             if self._port is None or self._regions is None or not self._port.is_connected():
                 port: _Port = _native.load()._Port()
@@ -199,10 +244,10 @@ def offer(array: Any) -> Offer:
     ValueError
         The array is not contiguous or not on the CPU.
     """
-    own = _process.own()
-    if not _span(array)[1]:
+    own, span = _process.own(), _span(array)
+    if not span[1]:
         return Offer(own.url, b"")
-    return Offer(own.url, own.port.remote(own.regions.take(array)).to_bytes())
+    return Offer(own.url, own.port.remote(own.regions.take(array, span)).to_bytes())
 
 
 def offer_all(arrays: Sequence[Any]) -> list[Offer]:
@@ -219,8 +264,9 @@ def offer_all(arrays: Sequence[Any]) -> list[Offer]:
 
 def withdraw(array: Any) -> None:
     """End an offer: transfers that begin later fail."""
-    if _span(array)[1]:
-        _process.own().regions.give_back(array)
+    span = _span(array)
+    if span[1]:
+        _process.own().regions.give_back(span)
 
 
 def read(offers: Sequence[Offer], arrays: Sequence[Any]) -> Transfers:
@@ -247,26 +293,39 @@ def empty(shape: Sequence[int], dtype: Any) -> Any:
         return unisono.empty(shape, dtype)
     import torch
 
-    count = 1
-    for length in shape:
-        count *= length
+    if not (count := math.prod(shape)):
+        return torch.empty(tuple(shape), dtype=dtype)
     block = torch.from_numpy(unisono.empty(count * dtype.itemsize, "uint8"))
     return block.view(dtype).view(tuple(shape))
 
 
+def readable(tensor: Any) -> Any:
+    """Return a tensor that can be offered: this one, or a copy in the heap."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return tensor
+    return empty(tensor.shape, tensor.dtype).copy_(tensor)
+
+
+def seconds(name: str) -> float | None:
+    """Return a setting that is a time, from the environment or by default; None for no limit."""
+    (setting,) = (each for each in unisono.settings() if each.name == name)
+    value = os.environ.get(setting.variable) or setting.default
+    return None if value == "none" else float(value)
+
+
 def _start(is_read: bool, offers: Sequence[Offer], arrays: Sequence[Any]) -> Transfers:
-    transfers = []
+    transfers = Transfers()
     for each, array in zip(offers, arrays, strict=True):
         length = _span(array)[1]
         if not each.region:
             if length:
                 raise ValueError(f"an array of {length} bytes for an offer of none")
             continue
-        transfers.append(_process.peer(each.url).start(is_read, array, each.region))
-    return Transfers(transfers)
+        transfers.start(is_read, _process.peer(each.url), array, each.region)
+    return transfers
 
 
-def _span(array: Any) -> tuple[int, int]:
+def _span(array: Any) -> _Span:
     """Return the address of an array and its length in bytes."""
     if hasattr(array, "data_ptr"):
         if array.device.type != "cpu":

@@ -11,6 +11,7 @@ one reads it in the memory of the actor that made it.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from ray.util import collective, get_node_ip_address
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 
 import unisono
+from unisono import _offers
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -197,8 +199,7 @@ def _meet(world_size: int, rank: int, group_name: str) -> unisono.Communicator:
 
 
 def _published(key: bytes) -> str:
-    options = {setting.name: setting.default for setting in unisono.settings()}
-    limit = float(dict(unisono.Options()).get("join_timeout", options["join_timeout"]))
+    limit = _offers.seconds("join_timeout") or math.inf
     deadline = time.monotonic() + limit
     while (found := internal_kv._internal_kv_get(key)) is None:
         if time.monotonic() > deadline:

@@ -2,8 +2,8 @@
 
 vLLM loads it by itself (entry point ``vllm.general_plugins``). It makes the backend ``unisono`` of
 vLLM's weight transfer known (``unisono.vllm_weights``). The collectives are unisono's where vLLM's
-gloo groups are, which ``UNISONO_AS_GLOO=1``, ``unisono run`` or ``unisono.torch.replace_gloo()`` asks
-for::
+gloo groups are, which ``UNISONO_AS_GLOO=1``, ``unisono run`` or ``unisono.torch.replace_gloo()``
+asks for::
 
     UNISONO_AS_GLOO=1 vllm serve MODEL --tensor-parallel-size 2
 

@@ -198,8 +198,8 @@ class TrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
 def move_to_heap(module: torch.nn.Module) -> None:
     """Move the parameters and buffers of a module on the CPU into unisono's heap.
 
-    Other processes of the host read them there in half the time. Values and objects stay the same;
-    optimizers need not know of it.
+    Other processes of the host read them there faster, in memory that they map. Values and objects
+    stay the same, so optimizers need not know of it.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.device.type == "cpu":
@@ -209,7 +209,7 @@ def move_to_heap(module: torch.nn.Module) -> None:
 
 
 def _parts(source: Any, limit: int) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
-    """Yield the weights in lists of up to so many bytes, on the CPU and contiguous."""
+    """Yield the weights in lists of up to `limit` bytes, on the CPU and contiguous."""
     names: list[str] = []
     tensors: list[torch.Tensor] = []
     held = 0
@@ -218,13 +218,7 @@ def _parts(source: Any, limit: int) -> Iterator[tuple[list[str], list[torch.Tens
             yield names, tensors
             names, tensors, held = [], [], 0
         names.append(name)
-        tensors.append(_readable(tensor.detach()))
+        tensors.append(_offers.readable(tensor.detach()))
         held += tensor.nbytes
     if tensors:
         yield names, tensors
-
-
-def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
-        return tensor
-    return _offers.empty(tensor.shape, tensor.dtype).copy_(tensor)

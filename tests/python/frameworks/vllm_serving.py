@@ -7,8 +7,8 @@
     vllm_serving.py weights FOLDER OTHER PORT
 
 `greedy` has transformers generate, and `weights` has a server of two processes generate before and
-after a trainer has given it the weights of another model. The prompts and the answers are numbers of tokens, so no tokenizer is needed. The last line printed
-is the answers.
+after a trainer has given it the weights of another model. The prompts and the answers are numbers
+of tokens, so no tokenizer is needed. The last line printed is the answers.
 """
 
 from __future__ import annotations
