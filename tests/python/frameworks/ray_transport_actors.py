@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -30,6 +32,9 @@ class Source:
     def columns(self) -> torch.Tensor:
         return torch.ones(4, 4)[:, 0]
 
+    def process(self) -> int:
+        return os.getpid()
+
     def offered(self) -> int:
         return len(_offers._process.own().regions._counted)
 
@@ -41,6 +46,13 @@ class Target:
 
     def process(self) -> int:
         return os.getpid()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def failure(ref: object) -> Exception:
@@ -86,10 +98,14 @@ def a_source_that_dies(target: object) -> None:
     ref = source.tensors.remote(1 << 20)
     before = ray.get(target.process.remote())
     assert ray.get(target.total.remote(ref)) > 0
-    ray.kill(source)
+    pid = ray.get(source.process.remote())
+    os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
+    while alive(pid):
+        assert time.monotonic() - began < 20, pid
+        time.sleep(0.01)
     error = failure(target.total.remote(ref))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 50
     assert ray.get(target.process.remote()) == before
     print(f"a source that dies: {error}")
 
