@@ -67,3 +67,9 @@ def test_workers_generate_with_the_weights_of_a_trainer(
     expected = [generate("greedy", model)[0] for model in models]
     assert expected[0] != expected[1]
     assert tokens == expected
+
+
+def test_weights_go_in_parts_and_their_offers_end() -> None:
+    if importlib.util.find_spec("vllm.distributed.weight_transfer") is None:
+        pytest.skip("this version of vLLM has no weight transfer")
+    run_python(SCRIPT.with_name("vllm_weights_parts.py"), timeout=LIMIT)
