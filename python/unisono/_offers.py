@@ -175,7 +175,7 @@ class _Regions:
             if count > 1:
                 self._counted[span] = region, count - 1
                 return
-            # Used by a transfer, or of a process of which this one is a fork.
+            # A transfer uses it, or this process is a fork of the port's.
             with contextlib.suppress(unisono.Error):
                 self._port.unregister(region, 0.0)
 
