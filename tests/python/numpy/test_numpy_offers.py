@@ -9,7 +9,7 @@ from ranks import run_ranks
 
 from unisono import _offers
 
-RANKS = "numpy_offers_ranks"
+RANKS = "offers_ranks"
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])

@@ -1,4 +1,4 @@
-"""The rank functions of `test_numpy_offers.py`: ranks read and write what others offer."""
+"""The rank functions of the tests of offers: ranks read and write what others offer."""
 
 from __future__ import annotations
 
