@@ -1,7 +1,7 @@
 """Arrays that this process offers to others, which read and write them while it computes.
 
-The doors of frameworks that move arrays between processes (``unisono.ray``, ``unisono.weights``,
-``unisono.torchstore``) stand on this: an :class:`Offer` names memory of this process and travels by
+The doors of frameworks that move arrays between processes (``unisono.ray``, ``vllm_weights``,
+``torchstore``) stand on this: an :class:`Offer` names memory of this process and travels by
 whatever the framework has. A process that has it transfers the bytes, one-sided, over the
 transports of every group: within a host in one copy, between hosts over TCP.
 
@@ -46,7 +46,6 @@ _ANSWER = 30.0
 _ANSWER_AGAIN = 5.0
 # How often a wait looks whether it is to stop.
 _LOOK = 0.1
-
 
 # The address of an array and its length in bytes.
 _Span = tuple[int, int]
