@@ -20,7 +20,8 @@ Nothing is agreed on in advance: no address, no port and no number of workers.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -42,6 +43,8 @@ __all__ = ["TrainerEngine", "TrainerInitInfo", "WorkerEngine", "move_to_heap"]
 
 # The bytes of a part of the weights.
 _PART = 1 << 30
+# Of tensors in the heap, in bytes.
+_ALIGNMENT = 64
 
 register_weights()
 
@@ -71,36 +74,66 @@ class _InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class _UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A part of the weights, in words that JSON has."""
+    """A part of the weights, in words that JSON has.
+
+    It is offered in runs of bytes, each with one tensor or more, and a tensor has a place: the
+    number of its run, and an offset in it.
+    """
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    places: list[list[int]]
+    lengths: list[int]
     url: str
     regions: list[str]
 
     @classmethod
-    def of(cls, names: list[str], tensors: list[torch.Tensor]) -> _UpdateInfo:
-        """Offer tensors under these names."""
-        offers = _offers.offer_all(tensors)
+    def of(cls, weights: dict[str, torch.Tensor], runs: _Runs) -> _UpdateInfo:
+        """Describe these weights, which lie in the runs, and offer the runs."""
+        offers = _offers.offer_all(runs.blocks)
         return cls(
-            names=names,
-            dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
-            shapes=[list(tensor.shape) for tensor in tensors],
+            names=list(weights),
+            dtype_names=[str(each.dtype).removeprefix("torch.") for each in weights.values()],
+            shapes=[list(each.shape) for each in weights.values()],
+            places=runs.places,
+            lengths=[block.nbytes for block in runs.blocks],
             url=base64.b64encode(offers[0].url).decode(),
             regions=[base64.b64encode(each.region).decode() for each in offers],
         )
 
-    def offers(self) -> list[_offers.Offer]:
+    def read(self) -> dict[str, torch.Tensor]:
+        """Read the weights of the trainer."""
         url = base64.b64decode(self.url)
-        return [_offers.Offer(url, base64.b64decode(region)) for region in self.regions]
+        offers = [_offers.Offer(url, base64.b64decode(region)) for region in self.regions]
+        blocks = [_offers.empty((length,), torch.uint8) for length in self.lengths]
+        _offers.read(offers, blocks).wait()
+        found = {}
+        each = zip(self.names, self.dtype_names, self.shapes, self.places, strict=True)
+        for name, dtype_name, shape, (run, offset) in each:
+            dtype = getattr(torch, dtype_name)
+            length = math.prod(shape) * dtype.itemsize
+            found[name] = blocks[run][offset : offset + length].view(dtype).view(shape)
+        return found
 
-    def empty(self) -> list[torch.Tensor]:
-        """Return tensors of these types and shapes."""
-        return [
-            _offers.empty(shape, getattr(torch, name))
-            for shape, name in zip(self.shapes, self.dtype_names, strict=True)
-        ]
+
+class _Runs:
+    """Tensors as few runs of bytes: neighbours in one storage, as `move_to_heap` makes them."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.places: list[list[int]] = []
+        self.blocks: list[torch.Tensor] = []
+        storage, first, end = None, 0, 0
+        for tensor in tensors:
+            own = tensor.untyped_storage()
+            begin = tensor.data_ptr() - own.data_ptr()
+            joins = own.data_ptr() == storage and end <= begin < end + _ALIGNMENT
+            if not joins or (begin - first) % tensor.dtype.itemsize:
+                storage, first = own.data_ptr(), begin
+                self.blocks.append(torch.empty(0, dtype=torch.uint8))
+            end = begin + tensor.nbytes
+            self.blocks[-1].set_(own, first, (end - first,))
+            self.places.append([len(self.blocks) - 1, begin - first])
 
 
 class WorkerEngine(WeightTransferEngine):  # type: ignore[misc]
@@ -139,11 +172,10 @@ class WorkerEngine(WeightTransferEngine):  # type: ignore[misc]
         """
         from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
-        tensors = update_info.empty()
-        _offers.read(update_info.offers(), tensors).wait()
+        weights = update_info.read()
         # A draft model's weights come in several calls.
         with disable_mtp_completeness_check():
-            self.model.load_weights(zip(update_info.names, tensors, strict=True))
+            self.model.load_weights(weights.items())
 
     def shutdown(self) -> None:
         """Do nothing: the connection ends with the trainer's process or this one."""
@@ -185,40 +217,43 @@ class TrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
                 pass
             return
         self.client.start_weight_update()
-        for names, tensors in _parts(self.source, self._part_bytes):
-            update = _UpdateInfo.of(names, tensors)
+        for weights in _parts(self.source, self._part_bytes):
+            runs = _Runs(weights.values())
+            update = _UpdateInfo.of(weights, runs)
             try:
                 self.client.update_weights(asdict(update))
             finally:
-                for tensor in tensors:
-                    _offers.withdraw(tensor)
+                for block in runs.blocks:
+                    _offers.withdraw(block)
         self.client.finish_weight_update()
 
 
 def move_to_heap(module: torch.nn.Module) -> None:
     """Move the parameters and buffers of a module on the CPU into unisono's heap.
 
-    Other processes of the host read them there faster, in memory that they map. Values and objects
-    stay the same, so optimizers need not know of it.
+    Other processes of the host read them there faster, in memory that they map, and all at once,
+    for they lie in one block. Values and objects stay the same, so optimizers need not know of it.
     """
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.device.type == "cpu":
-            moved = _offers.empty(tensor.shape, tensor.dtype)
-            moved.copy_(tensor.detach())
-            tensor.data = moved
+    tensors = [*module.parameters(), *module.buffers()]
+    tensors = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]
+    places = [0]
+    for tensor in tensors:
+        places.append(places[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
+    block = _offers.empty((places[-1],), torch.uint8)
+    for tensor, place in zip(tensors, places, strict=False):
+        moved = block[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        tensor.data = moved.copy_(tensor.detach())
 
 
-def _parts(source: Any, limit: int) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
-    """Yield the weights in lists of up to `limit` bytes, on the CPU and contiguous."""
-    names: list[str] = []
-    tensors: list[torch.Tensor] = []
+def _parts(source: Any, limit: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the weights in parts of up to `limit` bytes, on the CPU and contiguous."""
+    part: dict[str, torch.Tensor] = {}
     held = 0
     for name, tensor in source:
-        if tensors and held + tensor.nbytes > limit:
-            yield names, tensors
-            names, tensors, held = [], [], 0
-        names.append(name)
-        tensors.append(_offers.readable(tensor.detach()))
+        if part and held + tensor.nbytes > limit:
+            yield part
+            part, held = {}, 0
+        part[name] = _offers.readable(tensor.detach())
         held += tensor.nbytes
-    if tensors:
-        yield names, tensors
+    if part:
+        yield part

@@ -40,6 +40,7 @@ class Client:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.calls: list[str] = []
+        self.runs: list[int] = []
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self.calls.append("init")
@@ -50,6 +51,7 @@ class Client:
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.calls.append("update")
+        self.runs.append(len(update_info["regions"]))
         self.update = json.loads(json.dumps(update_info))
         self.engine.update_weights(self.update)
 
@@ -93,6 +95,8 @@ def main() -> None:
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
         with torch.no_grad():
             module[0].weight.add_(1)
+    # The first part lies in one run, and of the second the weight was copied.
+    assert client.runs == [1, 2] * 2
     assert not _offers._process.own().regions._counted
     with pytest.raises(unisono.InvalidArgumentError, match="no such memory registered"):
         engine.update_weights(client.update)
