@@ -1,13 +1,17 @@
-"""unisono as a backend of ``ray.util.collective``.
+"""unisono as a backend of ``ray.util.collective``, and as tensor transports of Ray.
 
 Ray makes a group of actors and calls its backend with arrays of NumPy, torch or CuPy; here each
 group is a :class:`unisono.Communicator`. Rank 0 publishes where it listens, in Ray's key-value
 store, and the others come there.
+
+A tensor transport moves the arrays that actors return, without pickling them: the actor that needs
+one reads it in the memory of the actor that made it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,11 +21,12 @@ from ray.util import collective, get_node_ip_address
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 
 import unisono
+from unisono import _offers
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["NAME", "UnisonoGroup", "register"]
+__all__ = ["NAME", "UnisonoGroup", "register", "register_transports"]
 
 # The value of `backend=`.
 NAME: str = "UNISONO"
@@ -39,6 +44,41 @@ def register() -> None:
 
     if not _global_registry.is_registered(NAME):
         collective.register_collective_backend(NAME, UnisonoGroup)
+
+
+def register_transports() -> None:
+    """Make the tensor transports ``"UNISONO"`` and ``"UNISONO_NUMPY"`` known to Ray.
+
+    The first moves torch's tensors of the CPU, where torch is installed, and the second NumPy's
+    arrays. The driver calls this, once or more, before it defines the methods that name them, and
+    Ray tells the actors::
+
+        unisono.ray.register_transports()
+
+        @ray.remote(enable_tensor_transport=True)
+        class Trainer:
+            @ray.method(tensor_transport="UNISONO")
+            def weights(self) -> torch.Tensor: ...
+
+    Raises
+    ------
+    ImportError
+        This version of Ray has no transports of others.
+    """
+    import numpy as np
+    from ray.experimental import register_tensor_transport
+    from ray.experimental.rdt.util import transport_manager_info
+
+    from unisono._ray_transports import NumpyTransport, TensorTransport
+
+    kinds: list[tuple[type[TensorTransport], type]] = [(NumpyTransport, np.ndarray)]
+    with contextlib.suppress(ImportError):
+        import torch
+
+        kinds.append((TensorTransport, torch.Tensor))
+    for transport, data_type in kinds:
+        if transport.name not in transport_manager_info:
+            register_tensor_transport(transport.name, ["cpu"], transport, data_type)
 
 
 class UnisonoGroup(BaseGroup):  # type: ignore[misc]
@@ -159,8 +199,7 @@ def _meet(world_size: int, rank: int, group_name: str) -> unisono.Communicator:
 
 
 def _published(key: bytes) -> str:
-    options = {setting.name: setting.default for setting in unisono.settings()}
-    limit = float(dict(unisono.Options()).get("join_timeout", options["join_timeout"]))
+    limit = _offers.seconds("join_timeout") or math.inf
     deadline = time.monotonic() + limit
     while (found := internal_kv._internal_kv_get(key)) is None:
         if time.monotonic() > deadline:

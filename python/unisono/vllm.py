@@ -1,8 +1,9 @@
-"""A plug-in of vLLM: the collectives of its workers on CPUs, where unisono serves their groups.
+"""A plug-in of vLLM: weights for its workers, and the collectives of its workers on CPUs.
 
-vLLM loads it by itself (entry point ``vllm.general_plugins``). It acts where vLLM's gloo groups are
-unisono's, which ``UNISONO_AS_GLOO=1``, ``unisono run`` or ``unisono.torch.replace_gloo()`` asks
-for::
+vLLM loads it by itself (entry point ``vllm.general_plugins``). It makes the backend ``unisono`` of
+vLLM's weight transfer known (``unisono.vllm_weights``). The collectives are unisono's where vLLM's
+gloo groups are, which ``UNISONO_AS_GLOO=1``, ``unisono run`` or ``unisono.torch.replace_gloo()``
+asks for::
 
     UNISONO_AS_GLOO=1 vllm serve MODEL --tensor-parallel-size 2
 
@@ -19,21 +20,41 @@ import torch
 
 from unisono import _as_gloo
 
-__all__ = ["register"]
+__all__ = ["NAME", "register", "register_weights"]
+
+# The backend of vLLM's weight transfer.
+NAME = "unisono"
 
 
 def register() -> None:
-    """Put unisono behind vLLM's ``CpuCommunicator``, where unisono is in gloo's place.
+    """Make the weight transfer known, and put unisono behind vLLM's ``CpuCommunicator``.
 
-    vLLM calls it in each of its processes. Where gloo is replaced later,
-    ``unisono.torch.replace_gloo`` calls it again.
+    The latter where unisono is in gloo's place. vLLM calls this in each of its processes, and a
+    trainer, which is none of these, by importing ``unisono.vllm_weights``. Where gloo is replaced
+    later, ``unisono.torch.replace_gloo`` calls it again.
     """
+    register_weights()
     if not _as_gloo.is_active():
         return
     from vllm.distributed.device_communicators import cpu_communicator
 
     if not hasattr(cpu_communicator.CpuCommunicator, "unisono_group"):
         cpu_communicator.CpuCommunicator = _over_unisono(cpu_communicator)
+
+
+def register_weights() -> None:
+    """Make the backend of vLLM's weight transfer known in this process. May be called again."""
+    try:
+        from vllm.distributed.weight_transfer import factory
+    except ImportError:
+        # An older vLLM.
+        return
+    for registry, engine in (
+        (factory.WeightTransferEngineFactory, "WorkerEngine"),
+        (factory.WeightTransferTrainerFactory, "TrainerEngine"),
+    ):
+        if NAME not in registry._registry:
+            registry.register_engine(NAME, "unisono.vllm_weights", engine)
 
 
 def _over_unisono(module: Any) -> type:

