@@ -11,7 +11,6 @@ import ctypes
 import functools
 import json
 import os
-import platform
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -86,40 +85,13 @@ def _answer(_request: Any, response: Any) -> None:
 
 
 def of_job(found: list[Process], pid: int) -> list[Process]:
-    """Return the processes of a job, without their command lines.
+    """Return the processes of the job of the process with this pid, without command lines."""
+    from unisono._status import jobs
 
-    They share groups with the process with this pid here, directly or by others.
-    """
-    from unisono._status import words
-
-    here = [one for one in found if one.host == platform.node() and pid in (one.pid, one.own_pid)]
-    mine = {
-        group.name
-        for group in words.groups(found)
-        if any(group.process_of(rank, here) in here for rank in range(len(group.members)))
-    }
-    chosen: list[Process] = []
-    while True:
-        more = [process for process in found if process not in chosen and mine & _groups(process)]
-        if not more:
-            break
-        chosen += more
-        mine |= {name for process in more for name in _groups(process)}
-    # Those that do not answer belong to it by what the others know of them.
-    known = words.groups(chosen)
-    silent = [process for process in found if process.answer is None]
-    for group in known:
-        for rank in range(len(group.members)):
-            process = group.process_of(rank, silent) if rank not in group.ranks else None
-            if process and process not in chosen:
-                chosen.append(process)
+    chosen = jobs.with_pid(found, pid)
     for process in chosen:
         process.command = ""
     return chosen
-
-
-def _groups(process: Process) -> set[str]:
-    return {group["id"] for group in process.answer["groups"]} if process.answer else set()
 
 
 def _add_page(module: Any) -> None:

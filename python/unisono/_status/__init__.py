@@ -2,9 +2,9 @@
 
 ``ask`` asks every process of this host that has groups, and ``elsewhere`` the ranks of other hosts
 through these; ``words`` puts the answers together and says who waits for whom; ``ras`` says it in
-the words of NCCL. ``unisono top`` shows the same of this host again and again (``top``), ``unisono
-metrics`` exports it (``metrics``), and ``flight`` writes the last operations into files that
-torch's analyzer reads.
+the words of NCCL; ``jobs`` tells jobs apart. ``unisono top`` shows the same of this host again and
+again (``top``), ``unisono metrics`` exports it (``metrics``), and ``flight`` writes the last
+operations into files that torch's analyzer reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 
-from unisono._status import ask, elsewhere, flight, ras, words
+from unisono._status import ask, elsewhere, flight, jobs, ras, words
 
 
 def command_line(name: str) -> argparse.ArgumentParser:
@@ -35,6 +35,9 @@ def command_line(name: str) -> argparse.ArgumentParser:
         "--stacks",
         action="store_true",
         help="show the Python stacks of those that others wait for, by py-spy",
+    )
+    found.add_argument(
+        "--pid", type=int, metavar="PID", help="tell of the job of this process alone"
     )
     found.add_argument("--here", action="store_true", help="ask the ranks of this host alone")
     found.add_argument(
@@ -58,6 +61,19 @@ def status(arguments: list[str], name: str) -> int:
             found += elsewhere.processes(found, records=bool(chosen.records))
     for line in missing:
         print(f"unisono status: {line}", file=sys.stderr)
+    if chosen.pid is not None:
+        found = jobs.with_pid(found, chosen.pid)
+        if not found:
+            print(f"unisono status: no rank has the pid {chosen.pid} here", file=sys.stderr)
+            return 1
+    if chosen.records and len(several := jobs.apart(found)) > 1:
+        pids = ", ".join(str(job[0].pid) for job in several)
+        print(
+            f"unisono status: {len(several)} jobs run here, and records are of one: name a process "
+            f"of it by --pid ({pids})",
+            file=sys.stderr,
+        )
+        return 2
     if chosen.json:
         print(json.dumps([vars(process) for process in found], indent=1))
     elif chosen.records:

@@ -318,8 +318,8 @@ def writes_flight_records(folder: Path) -> str | None:
         comm.recv(np.ones(6, np.float32), 0, tag=7)
     if comm.rank == comm.size - 1:
         ask(pids, lambda text: "2 ranks wait for it" in text)
-        command = [sys.executable, "-m", "unisono", "status", "--records"]
-        command.append(str(folder / "rank_"))
+        command = [sys.executable, "-m", "unisono", "status", "--pid", str(os.getpid())]
+        command += ["--records", str(folder / "rank_")]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         comm.send(np.ones(5, np.float32), 0, tag=9)
     comm.all_reduce(np.ones(5))

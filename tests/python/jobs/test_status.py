@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import platform
 import re
 import subprocess
 import sys
@@ -294,6 +295,26 @@ def test_a_command_of_another_user_moves_no_cursor() -> None:
         command = ask._command(other.pid)
         other.communicate(b"\n")
     assert command.endswith(f"{program} ?[2J")
+
+
+def test_records_are_of_one_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = [process(rank, answer(rank)) for rank in range(3)]
+    found += [process(3 + rank, {**answer(rank), "id": "cd"}) for rank in range(2)]
+    for one in found:
+        one.host = platform.node()
+        one.answer["seconds"] = 1.0
+    for state in (state for one in found[3:] for state in one.answer["groups"]):
+        state["ranks"] = [{"global": n, "process": f"host h, pid {13 + n}"} for n in range(2)]
+    monkeypatch.setattr(ask, "processes", lambda: found)
+    written = ["--here", "--records", str(tmp_path / "rank_")]
+    assert _status.status(written, "unisono") == 2
+    assert "2 jobs run here" in (told := capsys.readouterr().err), told
+    assert "--pid (10, 13)" in told
+    assert _status.status([*written, "--pid", "14"], "unisono") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank_0", "rank_1"]
+    assert _status.status([*written, "--pid", "15"], "unisono") == 1
 
 
 def test_without_jobs_there_is_a_sentence(
