@@ -1,4 +1,4 @@
-"""``unisono top``: the state of the jobs on this host, again and again, with rates.
+"""``unisono top``: the state of the jobs with ranks on this host, again and again, with rates.
 
 A frame compares two looks: from them come the operations of a rank in a second, and the part of the
 time for which it has waited. On a terminal ``rich`` draws it where it is installed; elsewhere a
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from unisono._status import ask, words
+from unisono._status import ask, elsewhere, words
 from unisono._status.ask import Process
 from unisono._status.words import Group
 
@@ -59,9 +59,11 @@ class Look:
     found: list[Process]
 
     @classmethod
-    def now(cls) -> Look:
-        """Ask all processes."""
+    def now(cls, *, here: bool) -> Look:
+        """Ask all processes of this host, and unless only `here` the others of their groups."""
         found = ask.processes()
+        if not here:
+            found += elsewhere.processes(found)
         return cls(time.monotonic(), found)
 
 
@@ -195,14 +197,15 @@ def command_line(name: str) -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     found = argparse.ArgumentParser(
         prog=f"{name} top",
-        description="The groups of this host again and again, the ranks that others wait for first."
-        " q ends it.",
+        description="The groups with ranks on this host again and again, the ranks that others wait"
+        " for first. q ends it.",
     )
     found.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="between two frames (1)"
     )
     found.add_argument("--once", action="store_true", help="print one frame, after an interval")
     found.add_argument("--group", default="", metavar="NAME", help="that group alone, by its name")
+    found.add_argument("--here", action="store_true", help="ask the ranks of this host alone")
     return found
 
 
@@ -213,7 +216,7 @@ def top(arguments: list[str], name: str) -> int:
     if chosen.interval <= 0:
         parser.error("--interval is above 0")
     with contextlib.suppress(KeyboardInterrupt):
-        looks = _looks(chosen.interval)
+        looks = _looks(chosen.interval, here=chosen.here)
         if sys.stdout.isatty() and not chosen.once and (live := _live()):
             return _show(live, looks, chosen.group)
         for before, now in looks:
@@ -263,12 +266,12 @@ def _height() -> int:
     return os.get_terminal_size(sys.stdout.fileno()).lines - 1
 
 
-def _looks(interval: float) -> Iterator[tuple[Look, Look]]:
+def _looks(interval: float, *, here: bool) -> Iterator[tuple[Look, Look]]:
     """Each two looks that follow one another, until q is pressed."""
     with _keys() as pressed:
-        before = Look.now()
+        before = Look.now(here=here)
         while not pressed(interval):
-            now = Look.now()
+            now = Look.now(here=here)
             yield before, now
             before = now
 

@@ -302,18 +302,19 @@ def asks_through_the_group(lock: str) -> tuple[str, str, dict] | None:
     return told
 
 
-def _asks_while_one_is_stopped(pid: int) -> tuple[str, str, dict]:
-    def ask(*more: str) -> str:
-        command = [sys.executable, "-m", "unisono", "status", *more]
+def _asks_while_one_is_stopped(pid: int) -> tuple[str, str, str, dict]:
+    def ask(*arguments: str) -> str:
+        command = [sys.executable, "-m", "unisono", *arguments]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=20, check=True
         ).stdout
 
     deadline = time.monotonic() + 20
-    while "2 ranks wait" not in (before := ask()) and time.monotonic() < deadline:
+    while "2 ranks wait" not in (before := ask("status")) and time.monotonic() < deadline:
         time.sleep(0.1)
+    shown = ask("top", "--once", "--interval", "0.2")
     os.kill(pid, signal.SIGSTOP)
     try:
-        return before, ask(), json.loads(ask("--ras"))
+        return before, shown, ask("status"), json.loads(ask("status", "--ras"))
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -244,14 +244,20 @@ def test_torchrun_starts_a_job_on_two_hosts(rendezvous, tmp_path):
 
 def test_status_asks_other_hosts_through_the_group(tmp_path):
     with hosts() as net:
-        before, text, ras = run(net, "asks_through_the_group", str(tmp_path / "lock"))[0].value
+        told = run(net, "asks_through_the_group", str(tmp_path / "lock"))[0].value
+    before, shown, text, ras = told
     # A rank whose program holds the GIL answers.
     assert "of 4 ranks, 2 of them here, 2 on other hosts" in before, before
     assert re.search(r"(?m)^  rank 2 \(.*is in no operation .*; 2 ranks wait for it", before), (
         before
     )
     assert re.search(r"(?m)^  rank 3, host .*, pid \d+: all_reduce #3 for ", before), before
-    # One that is stopped does not, and the others still do.
+    # `top` shows the ranks of both hosts.
+    rows = re.findall(r"(?m)^ +(\d) +\d+ +(-|all_reduce #3) ", shown)
+    assert sorted(rows) == [
+        (str(rank), "-" if rank in (0, 2) else "all_reduce #3") for rank in range(4)
+    ]
+    # One that is stopped does not answer, and the others still do.
     assert "of 4 ranks, 2 of them here, 1 on other hosts" in text, text
     silent = r"(?m)^pid \d+ on .*, silent \(no answer .*\), rank 3 of group"
     assert re.search(silent, text), text
