@@ -604,12 +604,17 @@ unisono_status unisono_communicator_report(const unisono_communicator* comm, cha
                                            size_t capacity, size_t* length);
 
 /**
- * Tells what this rank has called and for which ranks it has waited, as JSON: the rank; how many
- * collectives and messages it has called, and `called`, the same by name and by size with bytes
- * and `moving_seconds`, the time in which they waited for no rank; `links` and `network`, the ways
- * on which they go; and `waited`, with seconds and operations in all, by operation and size, and by
- * rank, the most costly first. An operation waits, and is timed, if it does not end within some
- * tens of microseconds. A rank that is late has waited little itself: compare the ranks.
+ * Tells what this rank has called and for which ranks it has waited, as JSON:
+ *
+ * - `rank`, `collectives` and `messages`: the rank, and how many it has called;
+ * - `called`: these by name and by size, with bytes; of collectives `moving_seconds` as well, the
+ *   time in which they waited for no rank;
+ * - `links` and `network`: the ways on which they go;
+ * - `waited`: seconds and operations in all, by operation and size, and by rank, the most costly
+ *   first.
+ *
+ * A collective waits, and is timed, if it does not end within some tens of microseconds. A rank
+ * that is late has waited little itself: compare the ranks.
  *
  * \param comm         the group
  * \param[out] text    the JSON with a terminating 0, cut off at `capacity` bytes

@@ -7,6 +7,7 @@ in; the processes of a group that are here share the work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from typing import Any
 from unisono._status import ask, words
 from unisono._status.ask import Process
 
-# Seconds for a process of another host to answer, and the longest words of one that has not.
+# Seconds for a process of another host to answer; the processes that one asks at a time (`MOST` of
+# turns.rs, beside inquiry.rs); and the longest words of a process that has not answered.
 PATIENCE = 0.6
+AT_A_TIME = 32
 _LONGEST = 300
 
 
@@ -77,7 +80,8 @@ def _answers(question: _Question, *, records: bool) -> list[Process]:
         "records": records,
     }
     asker = group.processes[question.asker]
-    told, trouble = ask.question(asker, asked, PATIENCE + ask.PATIENCE)
+    rounds = math.ceil(len(question.ranks) / AT_A_TIME)
+    told, trouble = ask.question(asker, asked, PATIENCE * rounds + ask.PATIENCE)
     by_rank = {one["rank"]: one for one in told}
     late = {"trouble": trouble or f"no answer within {PATIENCE:.1f} s"}
     return [_process(group, rank, by_rank.get(rank, late)) for rank in question.ranks]

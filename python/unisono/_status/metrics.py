@@ -46,7 +46,7 @@ FAMILIES = {
     "unisono_operation_moving_seconds": (
         "counter",
         "seconds",
-        "Time of these operations in which they moved data and waited for no rank",
+        "Time of collectives in which they moved data and waited for no rank",
     ),
     "unisono_operations_under_way": ("gauge", "", "Operations of a rank that have not ended"),
     "unisono_operation_age_seconds": (

@@ -82,6 +82,9 @@ def probes() -> None:
         assert comm.probe(1, tag=1).count == 3
         assert receive.result().count == 2
         assert comm.recv(got, tag=1).count == 3
+        # Nothing tells the wait for a message from the time that it moves.
+        received = comm.stats()["called"]["recv"]
+        assert (received["timed"], received["moving_seconds"]) == (0, 0)
     comm.barrier()
     with pytest.raises(unisono.InvalidArgumentError, match="source 7 is out of range"):
         comm.probe(7)

@@ -83,7 +83,7 @@ def is_unhealthy(call: str, prefix: str) -> dict[str, Any]:
     """The last of two ranks does not come to a call that has a second's time."""
     from torch._C import _distributed_c10d as native
 
-    dist.init_process_group("unisono", timeout=timedelta(seconds=1))
+    dist.init_process_group("unisono", timeout=LIMIT)
     rank, group = dist.get_rank(), dist.group.WORLD
     worker = native._WorkerServer("127.0.0.1", 0)
 
@@ -98,6 +98,9 @@ def is_unhealthy(call: str, prefix: str) -> dict[str, Any]:
     store = dist.distributed_c10d._get_default_store()
     told = None
     if rank == 0:
+        c10d = dist.distributed_c10d
+        set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout
+        set_timeout(timedelta(seconds=1), group)
         calls = {
             "all_reduce": lambda: dist.all_reduce(tensor),
             "operator": lambda: torch.ops.unisono.all_reduce_(tensor, group.group_name, "sum"),

@@ -18,7 +18,7 @@ use crate::reduce::Workers;
 use crate::transport::endpoint::{Lane, Seat};
 use crate::transport::keys::{GroupKey, Hex};
 use crate::transport::{Hindrance, Link, Mend, Notice, SocketId, Stripe};
-use crate::types::{DataType, Rank};
+use crate::types::{Collective, DataType, Rank};
 
 use crate::engine::clock::Clock;
 use crate::engine::collective::pair_counts::Pairs;
@@ -459,7 +459,10 @@ impl Group {
                 timeline.end(&work, (&result, now), core.waits.spells());
             }
             let waited = core.waits.end(work.place.row());
-            core.traffic.time(work.place, (work.started, now), waited);
+            // A message may be asked for long before it is sent, and nothing tells that wait from the time that it moves.
+            if result.is_ok() && !matches!(work.collective, Collective::Send | Collective::Recv) {
+                core.traffic.time(work.place, (work.started, now), waited);
+            }
             if let Some((completion, result)) = work.finish(result, now) {
                 self.staff.completions.tell(completion, result);
             }

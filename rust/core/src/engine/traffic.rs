@@ -67,7 +67,7 @@ struct Count {
     bytes: u64,
 }
 
-/// The time of those that have ended, and were not carried out at once.
+/// The time of collectives that have ended well, and were not carried out at once.
 #[derive(Clone, Copy, Debug, Default)]
 struct Time {
     operations: u64,
@@ -93,7 +93,7 @@ impl Traffic {
         count.bytes += place.bytes;
     }
 
-    /// An operation ends that began at `started` and was not carried out at once. It moved data while it did not wait for other
+    /// A collective ends that began at `started` and was not carried out at once. It moved data while it did not wait for other
     /// ranks: `waited`. Of several under way the one that ends has the time since another one ended, so that no time counts
     /// twice.
     pub(crate) fn time(

@@ -24,7 +24,7 @@ use super::conversation::Conversation;
 use super::membership::Membership;
 use super::shared::Shared;
 use super::transports::introduce;
-use super::turns::Turn;
+use super::turns::{MOST, Turn};
 use super::visit::{Reason, Stream, Visit};
 use super::{connect, status};
 use crate::config::TransportChoice;
@@ -52,7 +52,7 @@ pub(super) struct Question {
     group: [u8; 16],
     rank: Rank,
     ranks: Vec<Rank>,
-    /// How long they may take.
+    /// How long each may take. [`MOST`] are asked at a time.
     patience: Duration,
     /// Whether they send the records of their operations too.
     records: bool,
@@ -81,22 +81,25 @@ impl Question {
     }
 }
 
-/// Asks the ranks of the question: for each its state, or the reason why there is none. A rank that has not answered in time is
-/// not in it.
+/// Asks the ranks of the question: for each its state, or the reason why there is none.
 pub(super) fn ask(shared: &Arc<Shared>, question: &Question) -> Value {
-    let deadline = Instant::now() + question.patience;
+    // One that is asked late has as long as the first ones.
+    let rounds = question.ranks.len().div_ceil(MOST) as u32;
+    let time = question.patience * rounds;
+    let end = Instant::now() + time.min(Duration::from_secs_f64(LONGEST_WAIT));
     // The rest of the time is for the reason that one does not answer.
-    let answered = deadline - question.patience / 8;
+    let patience = question.patience * 7 / 8;
     let own = (question.group, question.rank);
-    let membership = shared.groups.lock().get(&own).cloned();
+    let Some(membership) = shared.groups.lock().get(&own).cloned() else {
+        return json!({"form": status::FORM, "elsewhere": []});
+    };
     let (told, answers) = channel();
     for rank in question.ranks.iter().copied() {
-        let Some(membership) = membership.clone() else {
-            break;
-        };
         let (asker, told, records) = (Arc::clone(shared), told.clone(), question.records);
-        let job = move |turn: &Turn| {
-            let answer = ask_one(&asker, (&membership, rank), (answered, turn), records);
+        let membership = membership.clone();
+        let job = move |_: &Turn| {
+            let deadline = (Instant::now() + patience).min(end);
+            let answer = ask_one(&asker, (&membership, rank), deadline, records);
             // The one that has asked may have gone.
             let _ = told.send((rank, answer));
         };
@@ -105,22 +108,31 @@ pub(super) fn ask(shared: &Arc<Shared>, question: &Question) -> Value {
         }
     }
     drop(told);
+    let mut missing = question.ranks.clone();
     let mut found = Vec::new();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match answers.recv_timeout(left) {
-            Ok((rank, Ok(state))) => found.push(json!({"rank": rank, "answer": state})),
-            Ok((rank, Err(trouble))) => found.push(json!({"rank": rank, "trouble": trouble})),
-            Err(_) => return json!({"form": status::FORM, "elsewhere": found}),
-        }
+    while let Ok((rank, answer)) =
+        answers.recv_timeout(end.saturating_duration_since(Instant::now()))
+    {
+        missing.retain(|other| *other != rank);
+        found.push(match answer {
+            Ok(state) => json!({"rank": rank, "answer": state}),
+            Err(trouble) => json!({"rank": rank, "trouble": trouble}),
+        });
     }
+    let late = "it was not asked in time, after others that do not answer";
+    found.extend(
+        missing
+            .iter()
+            .map(|rank| json!({"rank": rank, "trouble": late})),
+    );
+    json!({"form": status::FORM, "elsewhere": found})
 }
 
 /// Asks a member at its addresses, which share the time. An error is the reason in words.
 fn ask_one(
     shared: &Shared,
     (membership, rank): (&Membership, Rank),
-    (deadline, turn): (Instant, &Turn),
+    deadline: Instant,
     records: bool,
 ) -> Result<Value, String> {
     let target = membership.address_of(rank);
@@ -136,7 +148,8 @@ fn ask_one(
         silence: None,
         transport: TransportChoice::Tcp,
         cancelled: &shared.stopping,
-        turn: Some(turn),
+        // It keeps its turn, so that questions take no more threads than that.
+        turn: None,
     };
     let mut link = [0; 16];
     link[0] = u8::from(records);

@@ -16,7 +16,7 @@ use crate::locks::Mutex;
 use crate::threads;
 
 /// How many links are being opened at a time. A handshake takes half a millisecond of a core, and two or three round trips.
-const MOST: usize = 32;
+pub(super) const MOST: usize = 32;
 
 /// Longer than any handshake of two processes that both have a core.
 const LONG: Duration = Duration::from_millis(500);
