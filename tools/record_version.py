@@ -31,7 +31,15 @@ _MODULES = {
         tuple(
             f"{_HOROVOD}/{name}.py"
             for name in (
-                *("_calls", "_compression", "_exchanges", "_join", "_objects", "_optimizer"),
+                *(
+                    "_call",
+                    "_calls",
+                    "_compression",
+                    "_exchanges",
+                    "_join",
+                    "_objects",
+                    "_optimizer",
+                ),
                 *("_reductions", "_world"),
             )
         ),

@@ -303,18 +303,26 @@ def asks_through_the_group(lock: str) -> tuple[str, str, dict] | None:
 
 
 def _asks_while_one_is_stopped(pid: int) -> tuple[str, str, str, dict]:
-    def ask(*arguments: str) -> str:
-        command = [sys.executable, "-m", "unisono", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=20, check=True
-        ).stdout
+    def ask(command: str, *wanted: str) -> str:
+        """Ask until the answer has all of it: a rank without a core may be late once."""
+        deadline = time.monotonic() + 20
+        while True:
+            printed = subprocess.run(
+                [sys.executable, "-m", "unisono", *command.split()],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=True,
+            ).stdout
+            if all(text in printed for text in wanted) or time.monotonic() > deadline:
+                return printed
+            time.sleep(0.1)
 
-    deadline = time.monotonic() + 20
-    while "2 ranks wait" not in (before := ask("status")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    shown = ask("top", "--once", "--interval", "0.2")
+    before = ask("status", "2 ranks wait", "2 of them here, 2 on other hosts")
+    shown = ask("top --once --interval 0.2", "2 of them here, 2 on other hosts")
     os.kill(pid, signal.SIGSTOP)
     try:
-        return before, shown, ask("status"), json.loads(ask("status", "--ras"))
+        stopped = ask("status", "2 of them here, 1 on other hosts")
+        return before, shown, stopped, json.loads(ask("status --ras"))
     finally:
         os.kill(pid, signal.SIGCONT)
