@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import sys
+import warnings
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
@@ -95,24 +96,34 @@ def of_job(found: list[Process], pid: int) -> list[Process]:
 
 
 def _add_page(module: Any) -> None:
-    genuine = module.default_handlers
+    genuine = getattr(module, "default_handlers", None)
+    if genuine is None:
+        return
 
     @functools.wraps(genuine)
     def default_handlers() -> list[Any]:
-        return [*genuine(), handler()]
+        found = genuine()
+        try:
+            return [*found, handler()]
+        except Exception as error:
+            # The server goes without a page that its user has not asked for.
+            warnings.warn(f"torch's debug server has no page of unisono: {error}", stacklevel=2)
+            return list(found)
 
     module.default_handlers = default_handlers
 
 
 class _AtImport(MetaPathFinder):
-    """Adds the page when the module with torch's pages is imported, which few programs do."""
+    """Adds the page when the module with torch's pages is imported, which few programs do.
+
+    It stays: a tool may look for the module, or import it anew.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != _PAGES:
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module

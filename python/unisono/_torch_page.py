@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
+from http.client import HTTPException
 from typing import TYPE_CHECKING
 
 from torch.distributed.debug._frontend import DebugHandler, NavLink, Route
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from unisono._status.ask import Process
     from unisono._status.words import Group
 
-# Seconds for a rank to answer, and how many of a host are asked for all of it.
-PATIENCE = 5.0
+# Seconds for a look at all ranks, and how many of a host are asked for all of it, one after the
+# other. Each of these has half of the time that is left.
+PATIENCE = 8.0
 TRIED = 3
 # The most ranks and links of a group that are shown, those first that matter most.
 MOST_RANKS = 64
@@ -105,18 +108,19 @@ class Page(DebugHandler):  # type: ignore[misc]
 
 def look(pid: int) -> Job:
     """Ask the ranks of the job whose rank 0 is this process here."""
+    end = time.monotonic() + PATIENCE
     addresses, unknown = _addresses()
     by_host: dict[str, list[str]] = {}
     for address in addresses.values():
         by_host.setdefault(address.rpartition(":")[0], []).append(address)
     here = of_job(ask.processes(), pid)
     with ThreadPoolExecutor(max_workers=64) as threads:
-        found = _merged([here, *threads.map(_of_host, by_host.values())])
+        hosts = threads.map(lambda some: _of_host(some, end), by_host.values())
+        found = _merged([here, *hosts])
         job = of_job(found, pid)
         missing = [rank for rank in addresses if rank not in _ranks(job)]
-        answers = dict(
-            zip(missing, threads.map(_of_rank, map(addresses.get, missing)), strict=True)
-        )
+        told = threads.map(lambda rank: _of_rank(addresses[rank], end), missing)
+        answers = dict(zip(missing, told, strict=True))
     found = _merged([found, *(answer for answer in answers.values() if isinstance(answer, list))])
     job = of_job(found, pid)
     for rank, answer in answers.items():
@@ -139,26 +143,35 @@ def _addresses() -> tuple[dict[int, str], dict[int, str]]:
     return addresses, unknown
 
 
-def _of_host(addresses: list[str]) -> list[Process]:
+def _of_host(addresses: list[str], end: float) -> list[Process]:
     for address in addresses[:TRIED]:
-        answer = _of_rank(address)
+        now = time.monotonic()
+        answer = _of_rank(address, now + (end - now) / 2)
         if not isinstance(answer, str):
             return answer
     return []
 
 
-def _of_rank(address: str) -> list[Process] | str:
+def _of_rank(address: str, end: float) -> list[Process] | str:
     """The processes of the host of a rank, by that rank; the reason where there are none."""
     request = urllib.request.Request(f"{address}/handler/{NAME}", data=b"", method="POST")
+    left = end - time.monotonic()
+    if left <= 0:
+        return "no time was left to ask it"
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
-            return [ask.from_record(record) for record in json.load(response)]
+        with urllib.request.urlopen(request, timeout=left) as response:
+            found = [ask.from_record(record) for record in json.load(response)]
+        # An answer that cannot be shown is none.
+        page(Job(found, {}), datetime.now(timezone.utc))
+        return found
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return "it has no group of unisono"
         return f"it cannot tell: {error}"
-    except (OSError, ValueError) as error:
+    except (OSError, HTTPException, json.JSONDecodeError) as error:
         return f"no answer: {getattr(error, 'reason', error)}"
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return "its answer has another form: does it run another version of unisono?"
 
 
 def _merged(answers: Iterable[list[Process]]) -> list[Process]:

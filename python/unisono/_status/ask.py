@@ -64,7 +64,7 @@ _CALLS = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     """A process with groups: its answer, or the reason why there is none."""
 
@@ -134,7 +134,7 @@ def processes_of(hosts: Sequence[str], ssh: str) -> tuple[list[Process], list[st
         greeting, begin, records = done.stdout.rpartition("\n[")
         try:
             return [from_record(record) for record in json.loads(f"[{records}" if begin else "")]
-        except ValueError:
+        except (AttributeError, TypeError, ValueError):
             said = (done.stderr.strip() or greeting.strip() or "nothing").splitlines()[-1]
             return f"{host} does not answer (exit status {done.returncode}): {said}"
 
@@ -160,7 +160,7 @@ def from_record(record: dict[str, Any]) -> Process:
 
 def question(
     process: Process, asked: dict[str, Any], patience: float
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[dict[int, dict[str, Any]], str]:
     """Have a process of this host ask ranks elsewhere.
 
     Parameters
@@ -168,17 +168,20 @@ def question(
     process
         The one that asks.
     asked
-        ``group``, ``rank`` (of the one that asks), ``ranks``, ``seconds`` for them to answer, and
-        whether they send their ``records``.
+        All fields of the question, which the process parses (``Question`` of ``inquiry.rs``):
+        ``group``, its name of 32 hexadecimal digits; ``rank``, that of the process in the group;
+        ``ranks``, those to ask; ``seconds`` for them to answer, a float; and ``records``, whether
+        they send the records of their operations.
     patience
         Seconds for the process itself.
 
     Returns
     -------
     tuple
-        Of each rank that has been heard of ``rank`` and its ``answer`` or the ``trouble``; and the
-        reason in words where there is nothing.
+        By rank, for those that have been heard of, ``answer`` or ``trouble``; and the reason in
+        words where there is nothing.
     """
+    asker = f"pid {process.pid} here, which was to ask it,"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         stream.settimeout(patience)
         try:
@@ -186,9 +189,13 @@ def question(
             stream.sendall(json.dumps(asked).encode())
             stream.shutdown(socket.SHUT_WR)
             answer = json.loads(_read(stream))
-            return answer["elsewhere"], ""
-        except (OSError, ValueError, KeyError) as error:
-            return [], f"pid {process.pid} here, which was to ask it, does not answer: {error}"
+            if trouble := answer.get("trouble"):
+                return {}, f"{asker} answers: {trouble}"
+            return {one["rank"]: dict(one) for one in answer["elsewhere"]}, ""
+        except (OSError, ValueError) as error:
+            return {}, f"{asker} does not answer: {error}"
+        except (AttributeError, KeyError, TypeError):
+            return {}, f"{asker} answers in another form: does it run another version of unisono?"
 
 
 def _read(stream: socket.socket) -> bytes:

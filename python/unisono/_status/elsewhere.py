@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from unisono._status import ask, words
+from unisono._status import ask, flight, ras, words
 from unisono._status.ask import Process
 
 # Seconds for a process of another host to answer; the processes that one asks at a time (`MOST` of
@@ -25,7 +25,7 @@ _LONGEST = 300
 
 @dataclass(frozen=True)
 class _Question:
-    """Ranks of a group, and the one of this host that asks them."""
+    """Ranks of a group, and the one of this host that asks them (``ask.question``)."""
 
     group: words.Group
     asker: int
@@ -82,12 +82,11 @@ def _answers(question: _Question, *, records: bool) -> list[Process]:
     asker = group.processes[question.asker]
     rounds = math.ceil(len(question.ranks) / AT_A_TIME)
     told, trouble = ask.question(asker, asked, PATIENCE * rounds + ask.PATIENCE)
-    by_rank = {one["rank"]: one for one in told}
     late = {"trouble": trouble or f"no answer within {PATIENCE:.1f} s"}
-    return [_process(group, rank, by_rank.get(rank, late)) for rank in question.ranks]
+    return [_process(group, rank, told.get(rank, late), records=records) for rank in question.ranks]
 
 
-def _process(group: words.Group, rank: int, told: dict[str, Any]) -> Process:
+def _process(group: words.Group, rank: int, told: dict[str, Any], *, records: bool) -> Process:
     label = words.LABEL.fullmatch(group.members[rank]["process"])
     host, pid = (label["host"], int(label["pid"])) if label else ("", 0)
     process = Process(pid, pid, "", "silent", host=host, is_elsewhere=True)
@@ -96,14 +95,17 @@ def _process(group: words.Group, rank: int, told: dict[str, Any]) -> Process:
         process.trouble = ask.plain(str(told.get("trouble")))[:_LONGEST]
         return process
     process.answer, process.state = answer, "running"
-    if not _can_be_told(process):
+    if not _can_be_told(process, records=records):
         process.answer, process.state = None, "silent"
         process.trouble = "its answer has another form: does it run another version of unisono?"
     return process
 
 
-def _can_be_told(process: Process) -> bool:
-    """Whether the answer of another host, which may have any form, is one."""
+def _can_be_told(process: Process, *, records: bool) -> bool:
+    """Whether the answer of another host, which may have any form, is one for all that reads it."""
+    # It imports this module.
+    from unisono._status import top
+
     try:
         answer: dict[str, Any] = process.answer or {}
         if answer["form"] != ask.FORM:
@@ -111,12 +113,17 @@ def _can_be_told(process: Process) -> bool:
         process.command = answer["program"]["command"]
         process.call = ask.call_in_words(answer["program"])
         words.text([process])
+        ras.report([process])
+        look = top.Look(0.0, [process])
+        top.frame(look, look)
+        if records:
+            flight.records([process])
         return all(
             0 <= rank < len(group.members)
             for group in words.groups([process])
             for rank in group.ranks
         )
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return False
 
 

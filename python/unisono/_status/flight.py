@@ -39,12 +39,23 @@ def write(found: Iterable[Process], prefix: str) -> list[Path]:
     prefix
         The path before the number of the rank.
     """
-    records: dict[int, dict[str, Any]] = {}
+    paths = []
+    for rank, record in sorted(records(found).items()):
+        path = Path(f"{prefix}{rank}")
+        path.write_bytes(pickle.dumps(record))
+        paths.append(path)
+    return paths
+
+
+def records(found: Iterable[Process]) -> dict[int, dict[str, Any]]:
+    """Return the record of each rank, by its number in the whole job."""
+    known: dict[int, dict[str, Any]] = {}
     for group in words.groups(list(found)):
-        ranks = [member["global"] for member in group.members]
+        # They become names of files.
+        ranks = [int(member["global"]) for member in group.members]
         config = {"name": group.name, "desc": "", "ranks": str(ranks)}
         for rank, state in group.ranks.items():
-            record = records.setdefault(ranks[rank], _empty())
+            record = known.setdefault(ranks[rank], _empty())
             record["pg_config"][group.name] = config
             heard = float((group.processes[rank].answer or {})["seconds"])
             for one in state["recent"]:
@@ -52,18 +63,13 @@ def write(found: Iterable[Process], prefix: str) -> list[Path]:
                     record["entries"].append(_entry(group, one, heard))
                 else:
                     record["messages"].append(_message(group, one, heard))
-            for entry, pair in _under_way(group, rank, state["recent"], heard):
+            for entry, pair in _under_way(group, ranks, rank, state["recent"], heard):
                 record["entries"].append(entry)
                 name = entry["process_group"][0]
                 two = {"name": name, "desc": "", "ranks": str(pair)}
                 for member in pair:
-                    records.setdefault(member, _empty())["pg_config"][name] = two
-    paths = []
-    for rank, record in sorted(records.items()):
-        path = Path(f"{prefix}{rank}")
-        path.write_bytes(pickle.dumps(record))
-        paths.append(path)
-    return paths
+                    known.setdefault(member, _empty())["pg_config"][name] = two
+    return known
 
 
 def _empty() -> dict[str, Any]:
@@ -137,7 +143,7 @@ def _message(group: words.Group, recent: dict[str, Any], heard: float) -> dict[s
 
 
 def _under_way(
-    group: words.Group, rank: int, recent: list[dict[str, Any]], heard: float
+    group: words.Group, ranks: list[int], rank: int, recent: list[dict[str, Any]], heard: float
 ) -> Iterator[tuple[dict[str, Any], list[int]]]:
     """The messages that have not ended, each with the numbers in the job of its two ranks.
 
@@ -153,7 +159,7 @@ def _under_way(
         source, target = (rank, peer) if sends else (peer, rank)
         name = f"{group.name} {source}->{target} tag {one['tag']}"
         number = numbers[name] = numbers.get(name, 0) + 1
-        globally = [group.members[member]["global"] for member in (source, target)]
+        globally = [ranks[member] for member in (source, target)]
         pair = sorted(globally)
         # The analyzer counts the ranks of the pair.
         begin, end = (pair.index(member) for member in globally)

@@ -14,41 +14,45 @@ if TYPE_CHECKING:
 def with_pid(found: list[Process], pid: int) -> list[Process]:
     """Return the job of the process of this host that has this pid, here or in its container."""
     host = platform.node()
-    return of([one for one in found if one.host == host and pid in (one.pid, one.own_pid)], found)
+    own = [one for one in found if one.host == host and pid in (one.pid, one.own_pid)]
+    return containing(own, found)
 
 
 def apart(found: list[Process]) -> list[list[Process]]:
     """Return the jobs of those that have answered."""
     jobs: list[list[Process]] = []
+    seen: set[Process] = set()
     for process in found:
-        if process.answer and process.answer["groups"] and not any(process in job for job in jobs):
-            jobs.append(of([process], found))
+        if process.answer and process.answer["groups"] and process not in seen:
+            jobs.append(containing([process], found))
+            seen.update(jobs[-1])
     return jobs
 
 
-def of(some: list[Process], found: list[Process]) -> list[Process]:
-    """Return the processes of the job to which `some` of those found belong."""
+def containing(processes: list[Process], among: list[Process]) -> list[Process]:
+    """Return the processes `among` these that are of the job of `processes`."""
     mine = {
         group.name
-        for group in words.groups(found)
-        if any(group.process_of(rank, some) in some for rank in range(len(group.members)))
+        for group in words.groups(among)
+        if any(group.process_of(rank, processes) in processes for rank in range(len(group.members)))
     }
-    chosen: list[Process] = []
+    # In their order, as a set has none.
+    chosen: dict[Process, None] = {}
     while True:
-        more = [process for process in found if process not in chosen and mine & _groups(process)]
+        more = [process for process in among if process not in chosen and mine & _groups(process)]
         if not more:
             break
-        chosen += more
+        chosen.update(dict.fromkeys(more))
         mine |= {name for process in more for name in _groups(process)}
     # Those that do not answer belong to it by what the others know of them.
     known = words.groups(chosen)
-    silent = [process for process in found if process.answer is None]
+    silent = [process for process in among if process.answer is None]
     for group in known:
         for rank in range(len(group.members)):
             process = group.process_of(rank, silent) if rank not in group.ranks else None
-            if process and process not in chosen:
-                chosen.append(process)
-    return chosen
+            if process:
+                chosen[process] = None
+    return list(chosen)
 
 
 def _groups(process: Process) -> set[str]:

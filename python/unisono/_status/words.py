@@ -154,7 +154,7 @@ def _doing(group: Group, rank: int, found: Iterable[Process]) -> str:
         if process:
             return f"({label}) is {process.state}: {process.trouble}"
         if not group.is_where_asked(rank, found):
-            return f"({label}) is on another host, where `unisono status` tells more"
+            return f"({label}) is on another host, which was not asked or has not answered"
         return f"({label}) is no process here that can be asked"
     if state["failure"]:
         return f"({label}) has failed: {state['failure']}"
@@ -235,7 +235,7 @@ def late(group: Group) -> dict[int, str]:
             continue
         was_late, itself = "was late", f"it has waited {own:.1f} s"
         if not is_here:
-            was_late, itself = "may have been late", "ask where it runs how long it has waited"
+            was_late, itself = "may have been late", "how long it has waited itself is not known"
         line = (
             f"{group.number(peer)} {was_late}: {group.number(by)} has waited "
             f"{most['seconds']:.1f} s for it, longest in {most['last']:,} of "
@@ -248,7 +248,7 @@ def late(group: Group) -> dict[int, str]:
 
 def waited(group: Group, rank: int) -> dict[str, Any]:
     """Return the waits of a rank; none of one that does not tell."""
-    # A process of an older version does not tell, nor does one on another host.
+    # A process of an older version does not tell.
     told = group.ranks.get(rank, {}).get("waited")
     return told or {"seconds": 0.0, "operations": 0, "by_rank": [], "by_operation": {}}
 

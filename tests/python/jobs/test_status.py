@@ -7,17 +7,20 @@ import os
 import pickle
 import platform
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ranks import run_ranks
 from status_ranks import CALLS, LATE
 
 from unisono import _c, _status
-from unisono._status import ask, ras, words
+from unisono._status import ask, elsewhere, ras, words
 
 
 def run(world: int, what: str, *args: object, torch: bool = False) -> list:
@@ -166,7 +169,7 @@ def test_those_that_pass_a_delay_on_are_not_late() -> None:
     (group,) = words.groups(found[1:])
     (line,) = words.late(group).values()
     assert line.startswith("rank 0 may have been late: rank 1 has waited 5.0 s for it"), line
-    assert line.endswith("; ask where it runs how long it has waited"), line
+    assert line.endswith("; how long it has waited itself is not known"), line
 
 
 def answer(rank: int, name: str = "", *, number: int = 7, waits_for: list[int] | None = None):
@@ -241,7 +244,7 @@ def test_a_rank_without_the_group_is_told_from_one_that_is_not_here() -> None:
     stopped = ask.Process(500, 11, "", "stopped", trouble="no answer", host="h")
     assert "is stopped: no answer" in blamed(waits, stopped)[1]
     waits.answer["host"] = "elsewhere"
-    assert "is on another host" in blamed(waits)[1]
+    assert "is on another host, which was not asked or has not answered" in blamed(waits)[1]
 
 
 def test_groups_that_wait_for_each_other_are_told_before_all() -> None:
@@ -318,6 +321,118 @@ def test_records_are_of_one_job(
     assert _status.status([*written, "--pid", "14"], "unisono") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank_0", "rank_1"]
     assert _status.status([*written, "--pid", "15"], "unisono") == 1
+
+
+def from_elsewhere(*, records: bool) -> dict[str, Any]:
+    """The answer of rank 1, which waits for rank 0, to a process of another host."""
+    state = answer(1, "all_reduce #7", waits_for=[0])
+    if records:
+        one = {"number": 7, "state": "completed", "seconds": 2.0, "took": 1.0}
+        one |= {"count": 4, "dtype": "float32", "uneven": False, "peer": None, "tag": None}
+        state["recent"] = [{"name": "all_reduce", **one}]
+    program = {"command": "train", "machine": "x86_64", "call": "", "file": ""}
+    told = {"form": ask.FORM, "host": "h", "seconds": 9.0, "program": program, "groups": [state]}
+    # As it comes, with nothing that two answers share.
+    return json.loads(json.dumps(told))
+
+
+NOTHING = object()
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        ("form", 2),
+        ("program", NOTHING),
+        ("program/call", 7),
+        ("host", NOTHING),
+        ("groups", 7),
+        ("groups/0", None),
+        ("groups/0/rank", 3),
+        ("groups/0/rank", -1),
+        ("groups/0/ranks", [{}]),
+        ("groups/0/operations/0/seconds", "long"),
+        ("groups/0/operations/0/waits_for", [3]),
+        ("groups/0/called", NOTHING),
+        ("groups/0/called", {"all_reduce": 7}),
+        ("groups/0/messages", "many"),
+        ("groups/0/messages", float("inf")),
+        ("groups/0/waited", {"seconds": 1.0}),
+        ("seconds", NOTHING),
+        ("seconds", 1e300),
+        ("groups/0/recent", NOTHING),
+        ("groups/0/recent/0/count", {}),
+        ("groups/0/recent/0/took", float("inf")),
+        ("groups/0/ranks/1/global", "/../1"),
+    ],
+)
+def test_an_answer_of_another_form_is_told_as_none(path: str, value: object) -> None:
+    told = from_elsewhere(records=True)
+    *parents, name = [int(part) if part.isdecimal() else part for part in path.split("/")]
+    at: Any = told
+    for part in parents:
+        at = at[part]
+    if value is NOTHING:
+        del at[name]
+    else:
+        at[name] = value
+    group = words.Group("ab", answer(1)["ranks"])
+    found = elsewhere._process(group, 1, {"answer": told}, records=True)
+    assert (found.answer, found.state) == (None, "silent")
+    assert "has another form" in found.trouble
+    assert (found.host, found.pid) == ("h", 11)
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_an_answer_of_another_host_is_told(records: bool) -> None:
+    group = words.Group("ab", answer(1)["ranks"])
+    told = from_elsewhere(records=records)
+    found = elsewhere._process(group, 1, {"answer": told}, records=records)
+    assert found.answer == told, found.trouble
+    # Where records are wanted, one without them is none.
+    other = elsewhere._process(group, 1, {"answer": told}, records=True)
+    assert (other.answer is None) != records
+
+
+@pytest.mark.parametrize(
+    "answered, told",
+    [
+        (
+            b'{"form": 3, "trouble": "this process does not understand the question"}',
+            "answers: this process does not understand the question",
+        ),
+        (b'{"form": 3, "groups": []}', "answers in another form"),
+        (b"[]", "answers in another form"),
+        (b"7", "answers in another form"),
+        (b'{"elsewhere": 7}', "answers in another form"),
+        (b'{"elsewhere": [{"answer": {}}]}', "answers in another form"),
+        (b'{"elsewhere": [{"ra', "does not answer: "),
+        (b'{"elsewhere": [{"rank": 1, "trouble": "gone"}]}', ""),
+    ],
+)
+def test_the_reason_why_a_process_does_not_ask_others_is_told(answered: bytes, told: str) -> None:
+    name = f"@unisono-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name[1:])
+        listener.listen()
+
+        def serve() -> None:
+            stream, _ = listener.accept()
+            with stream:
+                while stream.recv(1 << 16):
+                    pass
+                stream.sendall(answered)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        asker = ask.Process(7, 7, "train", "running", socket=name)
+        found, trouble = ask.question(asker, {"group": "ab"}, 10.0)
+        thread.join(10)
+    if told:
+        assert not found
+        assert trouble.startswith("pid 7 here, which was to ask it, " + told), trouble
+    else:
+        assert (found, trouble) == ({1: {"rank": 1, "trouble": "gone"}}, "")
 
 
 def test_without_jobs_there_is_a_sentence(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import platform
+import socket
 import sys
+import threading
+import time
 from datetime import datetime, timezone
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +23,7 @@ pytest.importorskip("jinja2")
 
 from torch_debug_ranks import text_of  # noqa: E402
 
-from unisono import _torch_page  # noqa: E402
+from unisono import _torch_debug, _torch_page  # noqa: E402
 from unisono._status import ask  # noqa: E402
 
 needs_all_pages = pytest.mark.skipif(
@@ -93,7 +99,7 @@ def test_one_rank_of_a_host_tells_of_all(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     asked: list[str] = []
 
-    def of_rank(address: str) -> list[ask.Process] | str:
+    def of_rank(address: str, _end: float) -> list[ask.Process] | str:
         asked.append(address)
         return answers.get(address, [processes[10], processes[11]])
 
@@ -113,6 +119,107 @@ def test_one_rank_of_a_host_tells_of_all(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "rank 3 (host b, pid 13) is stopped (SIGCONT lets it go on)" in told
     assert "3 ranks wait for it in all_reduce #1, for 7.0 s" in told
     assert "rank 4: http://c:1: no answer: Connection refused" in told
+
+
+@pytest.mark.parametrize(
+    "length, answered, told",
+    [
+        (100, '[{"pid": 1,', "no answer: IncompleteRead"),
+        (None, "<html>", "no answer: "),
+        (None, '{"pid": 1}', "its answer has another form"),
+        (None, "7", "its answer has another form"),
+        (None, "[7]", "its answer has another form"),
+        (None, '[{"host": "b"}]', "its answer has another form"),
+        (
+            None,
+            json.dumps([vars(rank(0, [("b", 1)], links=[{"rank": 1}]))]),
+            "its answer has another form",
+        ),
+        (None, json.dumps([vars(rank(0, [("b", 1)]))]), None),
+    ],
+)
+def test_an_answer_that_is_none_is_a_reason(
+    length: int | None, answered: str, told: str | None
+) -> None:
+    body = answered.encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            stream, _ = listener.accept()
+            with stream:
+                stream.recv(1 << 16)
+                stream.sendall(head.encode() + body)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        found = _torch_page._of_rank(address, time.monotonic() + 10)
+        thread.join(10)
+    if told is None:
+        (process,) = found
+        assert (process.host, process.pid) == ("b", 1)
+    else:
+        assert isinstance(found, str)
+        assert found.startswith(told), found
+
+
+def test_a_host_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    limits: list[float] = []
+
+    def urlopen(_request: Any, timeout: float) -> None:
+        nonlocal now
+        limits.append(timeout)
+        now += timeout
+        raise TimeoutError("timed out")
+
+    addresses = {number: f"http://b:{number}" for number in range(4)}
+    monkeypatch.setattr(_torch_page, "_addresses", lambda: (addresses, {}))
+    monkeypatch.setattr(_torch_page, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(_torch_page.urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(ask, "processes", list)
+    job = _torch_page.look(10)
+    assert not job.processes
+    assert list(job.unknown) == list(addresses)
+    # Three ranks of the host after one another, and then all in the time that is left.
+    assert limits[:3] == [4.0, 2.0, 1.0]
+    assert len(limits) > 3
+    assert max(limits[3:]) <= 1.0, limits
+
+
+def test_a_page_that_cannot_be_made_leaves_the_server_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def handler() -> None:
+        raise ImportError("no torch.distributed.debug._frontend")
+
+    module = SimpleNamespace(default_handlers=lambda: ["stacks"])
+    monkeypatch.setattr(_torch_debug, "handler", handler)
+    _torch_debug._add_page(module)
+    with pytest.warns(UserWarning, match=r"no page of unisono: no torch\.distributed\.debug"):
+        assert module.default_handlers() == ["stacks"]
+    _torch_debug._add_page(without := SimpleNamespace())
+    assert not vars(without)
+
+
+def test_the_page_comes_though_a_tool_has_looked_for_the_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "pages_of_a_test"
+    (tmp_path / f"{name}.py").write_text("def default_handlers(): return ['stacks']")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_torch_debug, "_PAGES", name)
+    monkeypatch.setattr(_torch_debug, "handler", lambda: "unisono")
+    monkeypatch.setattr(sys, "meta_path", [_torch_debug._AtImport(), *sys.meta_path])
+    spec = find_spec(name)
+    spec.loader.exec_module(module_from_spec(spec))
+    try:
+        module = importlib.import_module(name)
+        assert module.default_handlers() == ["stacks", "unisono"]
+        assert importlib.reload(module).default_handlers() == ["stacks", "unisono"]
+    finally:
+        sys.modules.pop(name, None)
 
 
 def test_words_of_others_are_no_html() -> None:
