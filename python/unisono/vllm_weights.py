@@ -89,9 +89,10 @@ class _UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     regions: list[str]
 
     @classmethod
-    def of(cls, weights: dict[str, torch.Tensor], runs: _Runs) -> _UpdateInfo:
-        """Describe these weights, which lie in the runs, and offer the runs."""
-        offers = _offers.offer_all(runs.blocks)
+    def of(
+        cls, weights: dict[str, torch.Tensor], runs: _Runs, offers: list[_offers.Offer]
+    ) -> _UpdateInfo:
+        """Describe these weights, which lie in the runs that are offered."""
         return cls(
             names=list(weights),
             dtype_names=[str(each.dtype).removeprefix("torch.") for each in weights.values()],
@@ -219,12 +220,12 @@ class TrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
         self.client.start_weight_update()
         for weights in _parts(self.source, self._part_bytes):
             runs = _Runs(weights.values())
-            update = _UpdateInfo.of(weights, runs)
+            offered = _offers.offer_all(runs.blocks)
             try:
+                update = _UpdateInfo.of(weights, runs, offered.offers)
                 self.client.update_weights(asdict(update))
             finally:
-                for block in runs.blocks:
-                    _offers.withdraw(block)
+                offered.withdraw()
         self.client.finish_weight_update()
 
 

@@ -13,7 +13,7 @@ RANKS = "offers_ranks"
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_what_is_offered_is_read_and_written(transport: str) -> None:
+def test_offers_are_read_and_written(transport: str) -> None:
     env = {"UNISONO_TRANSPORT": transport}
     run_ranks(3, f"{RANKS}:read_and_write", timeout=60, env=env)
 
