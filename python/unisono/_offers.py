@@ -267,7 +267,8 @@ def offer_all(arrays: Sequence[Any]) -> Offered:
     Raises
     ------
     ValueError
-        An array is not contiguous or not on the CPU.
+        An array is not contiguous or not on the CPU, or a tensor that torch conjugates or
+        negates only when it is read.
     """
     offered = Offered(_process.own())
     try:
@@ -311,7 +312,7 @@ def empty(shape: Sequence[int], dtype: Any) -> Any:
 
 def readable(tensor: Any) -> Any:
     """Return a tensor that can be offered: this one, or a copy in the heap."""
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
     return empty(tensor.shape, tensor.dtype).copy_(tensor)
 
@@ -345,12 +346,22 @@ def _span(array: Any) -> _Span:
             )
         if not array.is_contiguous():
             raise ValueError("only contiguous tensors can be moved: see tensor.contiguous()")
+        if _is_lazy(array):
+            raise ValueError(
+                "a conjugate or negative that torch has not computed yet cannot be moved: "
+                "see tensor.resolve_conj().resolve_neg()"
+            )
         return array.data_ptr(), array.nbytes
     if not array.flags.c_contiguous:
         raise ValueError("only contiguous arrays can be moved: see numpy.ascontiguousarray")
     if array.dtype.hasobject:
         raise ValueError("an array of objects of Python cannot be moved")
     return array.ctypes.data, array.nbytes
+
+
+def _is_lazy(tensor: Any) -> bool:
+    """Return whether the memory of a tensor holds other values than the tensor has."""
+    return bool(tensor.is_conj() or tensor.is_neg())
 
 
 def _owner(array: Any) -> Any:

@@ -22,6 +22,23 @@ def test_wrong_arrays_are_refused_and_offers_are_counted() -> None:
     run_ranks(2, f"{RANKS}:wrong_arrays", timeout=60)
 
 
+@pytest.mark.parametrize("lazy", ["conjugate", "negative"])
+def test_tensors_that_are_computed_when_read_are_copied(lazy: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(12.0).reshape(3, 4)
+    tensor = (tensor * (1 + 2j)).conj() if lazy == "conjugate" else torch._neg_view(tensor)
+    assert tensor.is_contiguous()
+    with pytest.raises(ValueError, match=r"see tensor\.resolve_conj\(\)\.resolve_neg\(\)"):
+        _offers.offer_all([tensor])
+    copy = _offers.readable(tensor)
+    assert torch.equal(copy, tensor)
+    offered = _offers.offer_all([copy])
+    got = torch.empty_like(copy)
+    _offers.read(offered.offers, [got]).wait(20)
+    assert torch.equal(got, tensor)
+    offered.withdraw()
+
+
 def test_a_forked_child_has_offers_of_its_own() -> None:
     run_ranks(2, f"{RANKS}:forked", timeout=60)
 
