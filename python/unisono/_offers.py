@@ -1,9 +1,9 @@
 """Arrays that this process offers to others, which read and write them while it computes.
 
-The doors of frameworks that move arrays between processes (``unisono.ray``, ``vllm_weights``,
-``torchstore``) stand on this: an :class:`Offer` names memory of this process and travels by
-whatever the framework has. A process that has it transfers the bytes, one-sided, over the
-transports of every group: within a host in one copy, between hosts over TCP.
+The doors of frameworks that move arrays between processes (``unisono.ray``,
+``unisono.vllm_weights``, ``unisono.torchstore``) stand on this: an :class:`Offer` names memory of
+this process and travels by whatever the framework has. A process that has it transfers the bytes,
+one-sided, over the transports of every group: within a host in one copy, between hosts over TCP.
 
 A process has one port that others connect to, and one more for each process that it reads from or
 writes to; both are made when first needed. Arrays are of NumPy or of torch, contiguous and on the
@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Offer",
+    "Offered",
     "Transfers",
     "empty",
-    "offer",
     "offer_all",
     "read",
     "readable",
     "seconds",
-    "withdraw",
     "write",
 ]
 
@@ -64,6 +63,35 @@ class Offer(NamedTuple):
 
     url: bytes
     region: bytes
+
+
+class Offered:
+    """Arrays that this process offers until they are withdrawn; their memory is kept so long.
+
+    Attributes
+    ----------
+    offers
+        One for each array, in their order.
+    """
+
+    def __init__(self, own: _OwnPort) -> None:
+        self.offers: list[Offer] = []
+        self._own = own
+        self._spans: list[_Span] = []
+
+    def add(self, array: Any) -> None:
+        """Offer one more array."""
+        span, region = _span(array), b""
+        if span[1]:
+            registered = self._own.regions.take(array, span)
+            self._spans.append(span)
+            region = self._own.port.remote(registered).to_bytes()
+        self.offers.append(Offer(self._own.url, region))
+
+    def withdraw(self) -> None:
+        """End the offers: transfers that begin later fail. May be called again."""
+        while self._spans:
+            self._own.regions.give_back(self._spans.pop())
 
 
 class Transfers:
@@ -179,7 +207,7 @@ class _Regions:
                 self._port.unregister(region, 0.0)
 
 
-class _Own:
+class _OwnPort:
     """The port by which others read and write memory of this process."""
 
     def __init__(self) -> None:
@@ -214,13 +242,13 @@ class _Process:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._own: _Own | None = None
+        self._own: _OwnPort | None = None
         self._peers: dict[bytes, _Peer] = {}
 
-    def own(self) -> _Own:
+    def own(self) -> _OwnPort:
         with self._lock:
             if self._own is None:
-                self._own = _Own()
+                self._own = _OwnPort()
             return self._own
 
     def peer(self, url: bytes) -> _Peer:
@@ -233,39 +261,23 @@ class _Process:
             return self._peers[url]
 
 
-def offer(array: Any) -> Offer:
-    """Let those that are given the offer read and write an array.
-
-    Its memory is kept until as many calls of :func:`withdraw` as there were of this one.
+def offer_all(arrays: Sequence[Any]) -> Offered:
+    """Let those that are given the offers read and write these arrays, or none of them.
 
     Raises
     ------
     ValueError
-        The array is not contiguous or not on the CPU.
+        An array is not contiguous or not on the CPU, or a tensor that torch conjugates or
+        negates only when it is read.
     """
-    own, span = _process.own(), _span(array)
-    if not span[1]:
-        return Offer(own.url, b"")
-    return Offer(own.url, own.port.remote(own.regions.take(array, span)).to_bytes())
-
-
-def offer_all(arrays: Sequence[Any]) -> list[Offer]:
-    """Offer all of these arrays, or none where one cannot be."""
-    offers: list[Offer] = []
+    offered = Offered(_process.own())
     try:
-        offers.extend(offer(array) for array in arrays)
+        for array in arrays:
+            offered.add(array)
     except BaseException:
-        for array in arrays[: len(offers)]:
-            withdraw(array)
+        offered.withdraw()
         raise
-    return offers
-
-
-def withdraw(array: Any) -> None:
-    """End an offer: transfers that begin later fail."""
-    span = _span(array)
-    if span[1]:
-        _process.own().regions.give_back(span)
+    return offered
 
 
 def read(offers: Sequence[Offer], arrays: Sequence[Any]) -> Transfers:
@@ -300,7 +312,7 @@ def empty(shape: Sequence[int], dtype: Any) -> Any:
 
 def readable(tensor: Any) -> Any:
     """Return a tensor that can be offered: this one, or a copy in the heap."""
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor
     return empty(tensor.shape, tensor.dtype).copy_(tensor)
 
@@ -334,12 +346,22 @@ def _span(array: Any) -> _Span:
             )
         if not array.is_contiguous():
             raise ValueError("only contiguous tensors can be moved: see tensor.contiguous()")
+        if _is_lazy(array):
+            raise ValueError(
+                "a conjugate or negative that torch has not computed yet cannot be moved: "
+                "see tensor.resolve_conj().resolve_neg()"
+            )
         return array.data_ptr(), array.nbytes
     if not array.flags.c_contiguous:
         raise ValueError("only contiguous arrays can be moved: see numpy.ascontiguousarray")
     if array.dtype.hasobject:
         raise ValueError("an array of objects of Python cannot be moved")
     return array.ctypes.data, array.nbytes
+
+
+def _is_lazy(tensor: Any) -> bool:
+    """Return whether the memory of a tensor holds other values than the tensor has."""
+    return bool(tensor.is_conj() or tensor.is_neg())
 
 
 def _owner(array: Any) -> Any:

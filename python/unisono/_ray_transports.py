@@ -17,6 +17,7 @@ from ray.experimental.rdt.tensor_transport_manager import (
     TensorTransportMetadata,
 )
 
+import unisono
 from unisono import _offers
 
 __all__ = ["NumpyTransport", "TensorTransport"]
@@ -43,9 +44,9 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By the numbers of objects: what this process offers.
-        self._offered: dict[str, _Metadata] = {}
-        # Objects whose transfers to this process Ray has given up.
+        # The offers of this process, by the numbers of objects.
+        self._offered: dict[str, tuple[_Metadata, _offers.Offered]] = {}
+        # Objects whose transfers to this process Ray has given up, until the transfers end.
         self._aborted: set[str] = set()
 
     def tensor_transport_backend(self) -> str:
@@ -71,12 +72,14 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
         with self._lock:
             # A task that runs again has the arrays of the first time.
             if obj_id not in self._offered:
-                self._offered[obj_id] = _Metadata(
+                offered = _offers.offer_all(rdt_object)
+                meta = _Metadata(
                     tensor_meta=[(array.shape, array.dtype) for array in rdt_object],
                     tensor_device="cpu" if rdt_object else None,
-                    offers=_offers.offer_all(rdt_object),
+                    offers=offered.offers,
                 )
-            return self._offered[obj_id]
+                self._offered[obj_id] = meta, offered
+            return self._offered[obj_id][0]
 
     def get_communicator_metadata(
         self, src_actor: Any, dst_actor: Any, backend: str | None = None
@@ -91,19 +94,35 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
         communicator_metadata: CommunicatorMetadata,
         target_buffers: list[Any] | None = None,
     ) -> _Fetch:
-        """Start to read the arrays of an object, into buffers where there are some."""
-        self._aborted.discard(obj_id)
+        """Start to read the arrays of an object, into buffers where there are some.
+
+        Raises
+        ------
+        AbortedError
+            Ray has given the transfer up already.
+        """
+        # Ray calls `abort_transport` in another thread, which may come first.
+        if obj_id in self._aborted:
+            self._aborted.discard(obj_id)
+            raise unisono.AbortedError(f"Ray has given up the transfer of object {obj_id}")
         meta = tensor_transport_metadata
-        arrays = target_buffers or [_offers.empty(*each) for each in meta.tensor_meta]
-        transfers = _offers.read(meta.offers, arrays)
+        try:
+            arrays = target_buffers or [_offers.empty(*each) for each in meta.tensor_meta]
+            transfers = _offers.read(meta.offers, arrays)
+        except BaseException:
+            self._aborted.discard(obj_id)
+            raise
         return _Fetch(obj_id=obj_id, tensors=arrays, transfers=transfers)
 
     def wait_fetch_complete(self, fetch_request: _Fetch, timeout: float = -1) -> list[Any]:
         """Return the arrays when they are there; a timeout below zero is none."""
         obj_id = fetch_request.obj_id
-        fetch_request.transfers.wait(
-            None if timeout < 0 else timeout, lambda: obj_id in self._aborted
-        )
+        try:
+            fetch_request.transfers.wait(
+                None if timeout < 0 else timeout, lambda: obj_id in self._aborted
+            )
+        finally:
+            self._aborted.discard(obj_id)
         arrays: list[Any] = fetch_request.tensors
         return arrays
 
@@ -136,8 +155,9 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
         """End the offers of an object that is no longer needed."""
         with self._lock:
             known = self._offered.pop(obj_id, None)
-        for array in tensors if known is not None else []:
-            _offers.withdraw(array)
+        if known is not None:
+            # The arrays themselves may have other memory by now.
+            known[1].withdraw()
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
         """Wait no longer for an object, in the actor that receives it."""

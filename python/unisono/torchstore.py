@@ -56,9 +56,10 @@ class UnisonoTransportBuffer(TransportBuffer):  # type: ignore[misc]
         self._meta: tuple[torch.Size, torch.dtype] | None = None
         # The memory that is offered, in the process that calls alone.
         self._tensor: torch.Tensor | None = None
+        self._offered: _offers.Offered | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tensor": None}
+        return {**self.__dict__, "_tensor": None, "_offered": None}
 
     def allocate(self, tensor_like: torch.Tensor | tuple[Any, ...] | str | None) -> None:
         """Offer a tensor where it lies, or memory for one of this shape and type."""
@@ -69,7 +70,8 @@ class UnisonoTransportBuffer(TransportBuffer):  # type: ignore[misc]
         else:
             self._tensor = _offers.empty(*tensor_like)
         self._meta = self._tensor.shape, self._tensor.dtype
-        self._offer = _offers.offer(self._tensor)
+        self._offered = _offers.offer_all([self._tensor])
+        (self._offer,) = self._offered.offers
 
     async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor:
         """Return the tensor: in the volume by reading it, in the process that calls at once."""
@@ -91,19 +93,18 @@ class UnisonoTransportBuffer(TransportBuffer):  # type: ignore[misc]
 
     async def drop(self) -> None:
         """End the offer."""
-        if self._tensor is not None and self._offer is not None:
-            _offers.withdraw(self._tensor)
-            self._offer = None
+        if self._offered is not None:
+            self._offered.withdraw()
 
     def _read(self, tensor: torch.Tensor | None) -> torch.Tensor:
-        offer, meta = self._offered()
+        offer, meta = self._remote()
         if tensor is None:
             tensor = _offers.empty(*meta)
         _offers.read([offer], [tensor]).wait()
         return tensor
 
     def _write(self, tensor: torch.Tensor) -> None:
-        offer, (shape, dtype) = self._offered()
+        offer, (shape, dtype) = self._remote()
         if (tensor.shape, tensor.dtype) != (shape, dtype):
             raise ValueError(
                 f"a tensor of {tuple(tensor.shape)}, {tensor.dtype}, where {tuple(shape)}, "
@@ -111,7 +112,7 @@ class UnisonoTransportBuffer(TransportBuffer):  # type: ignore[misc]
             )
         _offers.write([_offers.readable(tensor)], [offer]).wait()
 
-    def _offered(self) -> tuple[_offers.Offer, tuple[torch.Size, torch.dtype]]:
+    def _remote(self) -> tuple[_offers.Offer, tuple[torch.Size, torch.dtype]]:
         if self._offer is None or self._meta is None:
             raise ValueError("no tensor was allocated for this call of torchstore")
         return self._offer, self._meta

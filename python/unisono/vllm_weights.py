@@ -20,6 +20,7 @@ Nothing is agreed on in advance: no address, no port and no number of workers.
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -89,9 +90,10 @@ class _UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     regions: list[str]
 
     @classmethod
-    def of(cls, weights: dict[str, torch.Tensor], runs: _Runs) -> _UpdateInfo:
-        """Describe these weights, which lie in the runs, and offer the runs."""
-        offers = _offers.offer_all(runs.blocks)
+    def of(
+        cls, weights: dict[str, torch.Tensor], runs: _Runs, offers: list[_offers.Offer]
+    ) -> _UpdateInfo:
+        """Describe these weights, which lie in the runs that are offered."""
         return cls(
             names=list(weights),
             dtype_names=[str(each.dtype).removeprefix("torch.") for each in weights.values()],
@@ -126,7 +128,8 @@ class _Runs:
         storage, first, end = None, 0, 0
         for tensor in tensors:
             own = tensor.untyped_storage()
-            begin = tensor.data_ptr() - own.data_ptr()
+            # The address of an empty tensor is 0, wherever in a storage it is.
+            begin = tensor.storage_offset() * tensor.itemsize
             joins = own.data_ptr() == storage and end <= begin < end + _ALIGNMENT
             if not joins or (begin - first) % tensor.dtype.itemsize:
                 storage, first = own.data_ptr(), begin
@@ -172,10 +175,16 @@ class WorkerEngine(WeightTransferEngine):  # type: ignore[misc]
         """
         from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
-        weights = update_info.read()
-        # A draft model's weights come in several calls.
-        with disable_mtp_completeness_check():
-            self.model.load_weights(weights.items())
+        try:
+            weights = update_info.read()
+            # A draft model's weights come in several calls.
+            with disable_mtp_completeness_check():
+                self.model.load_weights(weights.items())
+        except BaseException:
+            # vLLM takes the update for ended and would not call this: layers for which nothing
+            # came get their weights back, and the next update begins with all of them.
+            self.finish_weight_update()
+            raise
 
     def shutdown(self) -> None:
         """Do nothing: the connection ends with the trainer's process or this one."""
@@ -211,21 +220,33 @@ class TrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
         return engine
 
     def send_weights(self) -> None:
-        """Have all workers read and load the weights; return when they have."""
+        """Have all workers read and load the weights; return when they have.
+
+        After an error workers have some of the weights, or none: send all of them again.
+        """
         if not self.is_sender:
             for _ in self.source:
                 pass
             return
-        self.client.start_weight_update()
-        for weights in _parts(self.source, self._part_bytes):
-            runs = _Runs(weights.values())
-            update = _UpdateInfo.of(weights, runs)
-            try:
-                self.client.update_weights(asdict(update))
-            finally:
-                for block in runs.blocks:
-                    _offers.withdraw(block)
+        try:
+            self.client.start_weight_update()
+            for weights in _parts(self.source, self._part_bytes):
+                self._send(weights)
+        except BaseException:
+            # Workers that have not failed would refuse to start the next update; the others, for
+            # which it has ended, refuse this.
+            with contextlib.suppress(Exception):
+                self.client.finish_weight_update()
+            raise
         self.client.finish_weight_update()
+
+    def _send(self, weights: dict[str, torch.Tensor]) -> None:
+        runs = _Runs(weights.values())
+        offered = _offers.offer_all(runs.blocks)
+        try:
+            self.client.update_weights(asdict(_UpdateInfo.of(weights, runs, offered.offers)))
+        finally:
+            offered.withdraw()
 
 
 def move_to_heap(module: torch.nn.Module) -> None:

@@ -24,6 +24,16 @@ unisono.ray.register_transports()
 
 @ray.remote(num_cpus=0, enable_tensor_transport=True)
 class Source:
+    def __init__(self) -> None:
+        self.weight = torch.ones(10)
+
+    @ray.method(tensor_transport="UNISONO")
+    def weights(self) -> list[torch.Tensor]:
+        return [self.weight, torch.zeros(10)]
+
+    def move_weights(self) -> None:
+        self.weight.data = torch.full((20,), 2.0)
+
     @ray.method(tensor_transport="UNISONO")
     def tensors(self, size: int) -> list[torch.Tensor]:
         return [torch.arange(size, dtype=torch.int32), torch.full((2, 3), 0.5)]
@@ -83,8 +93,10 @@ def from_the_driver(target: object) -> None:
 
 def offers_end_with_their_objects(source: object) -> None:
     refs = [source.tensors.remote(10) for _ in range(3)]
+    refs.append(source.weights.remote())
     ray.get(refs)
-    assert ray.get(source.offered.remote()) >= 6
+    assert ray.get(source.offered.remote()) >= 8
+    ray.get(source.move_weights.remote())
     del refs
     deadline = time.monotonic() + 20
     while (left := ray.get(source.offered.remote())) > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import tempfile
@@ -15,7 +16,37 @@ if importlib.util.find_spec("ray") is None:
 if importlib.util.find_spec("ray.experimental.rdt") is None:
     pytest.skip("this version of ray has no tensor transports", allow_module_level=True)
 
+import torch
+
+import unisono
+
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_transfer_that_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from unisono._ray_transports import TensorTransport
+
+    transport = TensorTransport()
+    nothing = transport.get_communicator_metadata(None, None)
+    tensor = torch.arange(1000.0)
+    meta = transport.extract_tensor_transport_metadata("a", [tensor])
+    receive = functools.partial(transport.recv_multiple_tensors, "a", meta, nothing)
+    # Ray's call may come before that of the transfer.
+    transport.abort_transport("a", nothing)
+    with pytest.raises(unisono.AbortedError, match="given up the transfer of object a"):
+        receive()
+    (found,) = receive()
+    assert torch.equal(found, tensor)
+    # And while it waits, or too late.
+    fetch = transport.fetch_multiple_tensors("a", meta, nothing)
+    monkeypatch.setattr(fetch.transfers, "wait", lambda *_: transport.abort_transport("a", nothing))
+    transport.wait_fetch_complete(fetch)
+    with pytest.raises(ValueError, match="an array of 8 bytes"):
+        receive([torch.ones(2)])
+    assert not transport._aborted
+    transport.garbage_collect("a", meta, [tensor])
+    with pytest.raises(unisono.InvalidArgumentError, match="no such memory registered"):
+        receive()
 
 
 def run(script: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -75,8 +75,10 @@ def get(pipe: Pipe, request: Request | None = None) -> Any:
         torch.tensor(3, dtype=torch.bfloat16),
         torch.empty(0, 5),
         torch.ones(3, requires_grad=True),
+        (torch.arange(6.0) * (1 + 2j)).conj(),
+        torch._neg_view(torch.arange(6.0)),
     ],
-    ids=["plain", "transposed", "scalar", "empty", "gradient"],
+    ids=["plain", "transposed", "scalar", "empty", "gradient", "conjugate", "negative"],
 )
 def test_tensors(pipe: Pipe, tensor: torch.Tensor) -> None:
     put(pipe, tensor)
