@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
 # Where the driver of NVIDIA's GPUs shows itself: on a host, in a subsystem for Linux, on a Jetson.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
 _ready = False
+_preparing = threading.Lock()
 
 
 def __getattr__(name: str) -> Any:
@@ -291,8 +293,14 @@ def _seconds(timeout: str) -> float:
 def _prepare() -> None:
     """Load the native module, once, and see to a quiet exit."""
     global _ready  # noqa: PLW0603
-    if _ready:
-        return
+    # Threads may make their groups at the same time.
+    with _preparing:
+        if not _ready:
+            _load()
+            _ready = True
+
+
+def _load() -> None:
     from unisono import _queues, _torch_debug, _torch_memory
     from unisono._native import load_for_torch
     from unisono._torch_names import settle
@@ -313,7 +321,6 @@ def _prepare() -> None:
     # Before the interpreter goes: callbacks of operations under way need it, and peers wait for our
     # farewell.
     atexit.register(core.close_torch_groups)
-    _ready = True
 
 
 def _autoload() -> None:

@@ -33,6 +33,17 @@ def together(*functions: Callable[[], None]) -> None:
         raise failed[0]
 
 
+def test_threads_make_the_first_groups() -> None:
+    run_ranks(1, f"{__name__}:rank_prepares_in_threads", torch=True)
+
+
+def rank_prepares_in_threads() -> None:
+    import unisono.torch
+
+    # As torchft does, which makes a group in each thread.
+    together(*[unisono.torch._prepare] * 4)
+
+
 def test_threads_share_a_group() -> None:
     run_ranks(2, f"{__name__}:rank_shares_a_group", torch=True)
 
