@@ -300,6 +300,11 @@ def test_a_command_of_another_user_moves_no_cursor() -> None:
     assert command.endswith(f"{program} ?[2J")
 
 
+def test_as_many_are_asked_at_a_time_as_a_process_has_threads_for() -> None:
+    turns = Path(__file__).parents[3] / "rust/core/src/transport/endpoint/turns.rs"
+    assert f"const MOST: usize = {elsewhere.AT_A_TIME};" in turns.read_text()
+
+
 def test_records_are_of_one_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
