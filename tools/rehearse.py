@@ -101,7 +101,7 @@ def answers(url: str) -> bool:
 def pypiserver(files: Path) -> Iterator[str]:
     """Serve an index that takes uploads, and leads on to the user's index for all else."""
     options = ["-i", "127.0.0.1", "-p", "PORT", "-a", ".", "-P", "."]
-    other = os.environ.get("PIP_INDEX_URL", PYPI)
+    other = os.environ.get("PIP_INDEX_URL") or PYPI
     with served("pypiserver", "run", *options, "--fallback-url", other, files) as url:
         yield url
 
