@@ -42,6 +42,8 @@ pub(crate) struct Backoff {
     yielded: u32,
     since: Option<Instant>,
     yielding_since: Option<Instant>,
+    /// This wait has yielded for long enough: it only sleeps.
+    is_asleep: bool,
     /// Spins have been in vain so often that they are as short as they get.
     is_spinning_in_vain: bool,
     log: Rarely,
@@ -87,6 +89,7 @@ impl Backoff {
             yielded: 0,
             since: None,
             yielding_since: None,
+            is_asleep: false,
             is_spinning_in_vain: false,
             log: Rarely::new(4, Duration::from_secs(10)),
         }
@@ -142,6 +145,7 @@ impl Backoff {
         }
         (self.looked, self.yielded) = (0, 0);
         (self.since, self.yielding_since) = (None, None);
+        self.is_asleep = false;
     }
 
     /// Nothing moved.
@@ -197,11 +201,13 @@ impl Backoff {
 
     /// Whether it has not yielded for long enough.
     fn is_yielding(&mut self) -> bool {
-        if self.yielding.is_zero() {
+        if self.yielding.is_zero() || self.is_asleep {
             return false;
         }
         let since = *self.yielding_since.get_or_insert_with(Instant::now);
-        !self.yielded.is_multiple_of(YIELDS_PER_READING) || since.elapsed() < self.yielding
+        self.is_asleep =
+            self.yielded.is_multiple_of(YIELDS_PER_READING) && since.elapsed() >= self.yielding;
+        !self.is_asleep
     }
 
     /// Whether this is one of the rare moments to look at things off the hot path.
@@ -372,6 +378,7 @@ mod tests {
             yields += 1;
         }
         assert!(yields >= YIELDS && started.elapsed() >= YIELDING);
+        assert_eq!(backoff.next(), Next::Sleep);
         backoff.reset();
         assert_eq!(backoff.next(), Next::Yield);
     }

@@ -85,8 +85,9 @@ impl Group {
                 self.fail(&mut core, error);
             }
             core.matching.hold_offers(false);
-            // The next wait begins anew. This one goes on from where the call's first turns ended, also after a check.
-            if !checks.are_due() {
+            // The next operation's wait begins anew. That of this one goes on from where it has come, be it in this call,
+            // after a check for signals, or in the next: Python's waits are many short ones.
+            if works.iter().any(|work| work.result().is_some()) {
                 core.backoff.reset();
             }
             core.leader = false;
@@ -202,4 +203,34 @@ fn first_ended(works: &[&WorkState]) -> Option<(usize, Result<()>)> {
     let mut results = works.iter().map(|work| work.result());
     let at = results.position(|result| result.is_some())?;
     Some((at, works[at].result()?.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PointToPoint;
+    use crate::buffer::Memory;
+    use crate::communicator::Communicator;
+    use crate::config::Config;
+    use crate::types::DataType;
+
+    /// Python waits in many short waits. A rank that yielded for long in each of them would keep a core busy.
+    #[test]
+    fn a_wait_in_parts_yields_once_and_then_sleeps() {
+        let ranks = Communicator::local(2, &Config::default()).unwrap();
+        let group = ranks[0].group();
+        let place = Box::leak(Box::new([0_u8; 8]));
+        // SAFETY: the memory lives for ever, and only this operation has it.
+        let work = unsafe {
+            let (dtype, memory) = (DataType::UInt8, Memory::of_mut(place));
+            ranks[0].receive(dtype, memory, Some(1), 0, PointToPoint::default())
+        };
+        let work = work.unwrap();
+        let sleeps = || {
+            let waited = work.wait(Some(Duration::from_millis(20)));
+            assert_eq!(waited.unwrap_err().code, Code::Timeout);
+            group.core.lock().backoff.next() == Next::Sleep
+        };
+        assert!((0..500).any(|_| sleeps()));
+    }
 }
