@@ -60,6 +60,8 @@ override DOCS_TOOLS := $(TARGET)/docs-tools
 override DOCS_STAMP := $(DOCS_TOOLS)/.unisono
 override NVRTC := $(TARGET)/nvrtc
 override BENCH_RESULTS := bench-results
+# What is there only on request is tested, too.
+override features = --features unisono/async
 override measure = CARGO_TARGET_DIR=$(TARGET) $(PY) -u
 
 override quietly := tools/quietly.sh
@@ -113,7 +115,7 @@ launcher: prerequisites
 
 .PHONY: check
 check: lint c launcher ## Run what tells most in minutes: lint, the unit tests, some tests of each door
-	$(CARGO) test --lib $(addprefix -p ,$(UNIT_TESTED)) --target-dir $(TARGET)
+	$(CARGO) test --lib $(features) $(addprefix -p ,$(UNIT_TESTED)) --target-dir $(TARGET)
 	$(pytest) $(beside) -m check
 
 override make = $(MAKE) --no-print-directory
@@ -134,7 +136,7 @@ test-slow-native: frameworks c launcher nvrtc test-loom
 
 .PHONY: test-rust
 test-rust: prerequisites ## Run the Rust tests
-	$(CARGO) test --no-fail-fast --target-dir $(TARGET) $(TEST)
+	$(CARGO) test --no-fail-fast $(features) --target-dir $(TARGET) $(TEST)
 
 .PHONY: test-loom
 test-loom: prerequisites ## Run loom over what two threads share
@@ -223,7 +225,7 @@ lint: setup ## Check style, types and lints of every language
 	$(VENV)/bin/shellcheck $(SHELL_FILES)
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check; \
 	else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
-	$(CARGO) clippy --all-targets --target-dir $(TARGET) -- -D warnings
+	$(CARGO) clippy --all-targets $(features) --target-dir $(TARGET) -- -D warnings
 	$(with_torch) $(CARGO) clippy -p unisono-torch --target-dir $(TARGET) -- -D warnings
 
 .PHONY: fmt

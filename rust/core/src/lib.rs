@@ -23,7 +23,7 @@
 //! - `engine`: runs plans over links. One progress thread per process; a blocking call drives its own operation.
 //! - `device`: operations on device memory, enqueued on the caller's streams.
 //! - [`cuda`]: on which device memory lies, for a caller that has an address alone.
-//! - [`communicator`], `slices`: the group and its collectives, which the doors (torch, Python, C) call.
+//! - [`communicator`], `slices`, `pending`: the group and its collectives, which the doors (torch, Python, C) call.
 //! - [`one_sided`]: reading and writing memory that a peer has registered, over groups of two.
 //!
 //! Where it is decided:
@@ -66,6 +66,19 @@
 //! comm.all_reduce(&mut gradients, unisono::types::ReduceOp::Sum)?;
 //! # Ok::<(), unisono::error::Error>(())
 //! ```
+//!
+//! With the feature `async` the collectives and messages are there as futures, too, which own their vectors meanwhile and go
+//! with any executor:
+//!
+//! ```
+//! # #[cfg(feature = "async")]
+//! async fn step(comm: &unisono::Communicator, gradients: Vec<f32>) -> unisono::error::Result<Vec<f32>> {
+//!     let sum = comm.all_reduce_async(gradients, unisono::types::ReduceOp::Sum);
+//!     // The sum is under way meanwhile.
+//!     comm.barrier_async().await?;
+//!     sum.await
+//! }
+//! ```
 
 // The example of the crate's page is compiled.
 #[cfg(doctest)]
@@ -90,6 +103,8 @@ pub mod interrupts;
 #[doc(hidden)]
 pub mod locks;
 pub mod one_sided;
+#[cfg(feature = "async")]
+mod pending;
 mod processors;
 mod rarely;
 pub mod reduce;
@@ -108,5 +123,7 @@ pub use communicator::{Candidate, Communicator, Work};
 pub use engine::pricing::costs_here;
 pub use engine::{Completion, PointToPoint, Received, Request, Sizes, wait_for_threads};
 pub use fork::PerProcess;
+#[cfg(feature = "async")]
+pub use pending::Pending;
 #[doc(inline)]
 pub use unisono_plan as plan;
