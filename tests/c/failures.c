@@ -115,7 +115,7 @@ int main(int count, char** arguments) {
   in(what);
   OK(unisono_config_create(&config));
   if (strcmp(what, "absent") == 0) {
-    OK(unisono_config_set(config, "join_timeout", "1"));
+    OK(unisono_config_set(config, "join_timeout", "3"));
     if (rank == last) return 0;
     char name[32];
     snprintf(name, sizeof name, "%d", last);
@@ -155,9 +155,9 @@ int main(int count, char** arguments) {
     OK(unisono_communicator_destroy(comm));
   } else if (strcmp(what, "late") == 0) {
     unisono_options options = UNISONO_OPTIONS_INIT;
-    options.timeout = 0.3;
+    options.timeout = 1;
     if (rank == last) {
-      const struct timespec pause = {1, 0};
+      const struct timespec pause = {3, 0};
       nanosleep(&pause, NULL);
       CHECK(unisono_barrier(comm, &options, NULL) == UNISONO_TIMEOUT);
     } else {

@@ -146,6 +146,7 @@ fn assert_mismatch(operation: &str, call: impl Fn(usize, usize, usize) -> Call +
         for world in [2, 3] {
             for count in COUNTS {
                 let what = format!("{operation}, {transport:?}, {world} ranks, {count} elements");
+                let through = Meeting::default();
                 run(transport, world, |comm| {
                     let begun = Instant::now();
                     let mut result = call(comm.rank(), world, count).carry_out(comm);
@@ -156,7 +157,7 @@ fn assert_mismatch(operation: &str, call: impl Fn(usize, usize, usize) -> Call +
                     assert_names(&error, operation, count, &what);
                     assert!(begun.elapsed().as_secs() < 20, "{what}: by a timeout");
                     // The first to leave must not turn the other's error into its own loss.
-                    std::thread::sleep(Duration::from_millis(100));
+                    through.wait_for(world);
                 });
             }
         }
@@ -405,6 +406,7 @@ fn all_reduce_of_nothing_beside_one_of_something() {
 #[test]
 fn counts_that_are_distributed_otherwise() {
     for transport in [Transport::Shm, Transport::Tcp] {
+        let through = Meeting::default();
         run(transport, 4, |comm| {
             let counts = match comm.rank() {
                 3 => vec![2, 0, 5, 1],
@@ -417,7 +419,7 @@ fn counts_that_are_distributed_otherwise() {
             assert_eq!(error.code, Code::Mismatch, "{error}");
             assert!(error.message.contains("all_gather #1"), "{error}");
             assert!(error.message.contains("rank 3"), "{error}");
-            std::thread::sleep(Duration::from_millis(100));
+            through.wait_for(4);
         });
     }
 }

@@ -227,7 +227,7 @@ fn a_rank_that_is_late_learns_that_the_other_has_left() {
             assert_eq!(error.peer, Some(0), "{transport:?}: {error}");
             assert!(error.message.contains("left"), "{transport:?}: {error}");
         });
-        assert!(start.elapsed() < Duration::from_secs(2), "{transport:?}");
+        assert!(start.elapsed() < Duration::from_secs(10), "{transport:?}");
     }
 }
 
@@ -420,19 +420,24 @@ fn messages_of_another_type_or_length_fail_on_both_sides() {
     );
 }
 
+/// Waits until that number of ranks has ended, though not for ever: one may have panicked.
+fn wait_for(ended: &AtomicUsize, ranks: usize) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while ended.load(Ordering::Acquire) < ranks && Instant::now() < until {
+        pause(10);
+    }
+}
+
 #[test]
 fn a_timeout_names_the_missing_rank() {
     let _beside = beside_others();
     for transport in [Transport::Local, Transport::Shm] {
         let ended = AtomicUsize::new(0);
-        run_with(transport, 3, &[("timeout", "0.3")], |comm| {
+        run(transport, 3, |comm| {
             comm.barrier().expect("barrier");
+            comm.set_timeout(Duration::from_millis(300));
             if comm.rank() == 2 {
-                let until = Instant::now() + Duration::from_secs(20);
-                while ended.load(Ordering::Acquire) < 2 && Instant::now() < until {
-                    pause(10);
-                }
-                return;
+                return wait_for(&ended, 2);
             }
             let error = comm.barrier().unwrap_err();
             ended.fetch_add(1, Ordering::Release);
@@ -446,12 +451,14 @@ fn a_timeout_names_the_missing_rank() {
 #[test]
 fn a_timeout_of_less_than_a_millisecond_is_one() {
     let _beside = beside_others();
+    let ended = AtomicUsize::new(0);
     run(Transport::Local, 2, |comm| {
         comm.set_timeout(Duration::from_micros(300));
         if comm.rank() == 0 {
             assert_eq!(comm.barrier().unwrap_err().code, Code::Timeout);
+            ended.fetch_add(1, Ordering::Release);
         } else {
-            pause(200);
+            wait_for(&ended, 1);
         }
     });
 }
@@ -459,9 +466,10 @@ fn a_timeout_of_less_than_a_millisecond_is_one() {
 #[test]
 fn a_follower_has_a_timeout_of_its_own() {
     let _beside = beside_others();
+    let ended = AtomicUsize::new(0);
     run(Transport::Local, 2, |comm| {
         if comm.rank() == 1 {
-            pause(300);
+            wait_for(&ended, 1);
             comm.send_slice(&[1_u8], 0, 1).expect("send");
             comm.send_slice(&[2_u8], 0, 2).expect("send");
             return;
@@ -473,6 +481,7 @@ fn a_follower_has_a_timeout_of_its_own() {
             scope.spawn(|| leads.wait(None).expect("the first"));
             pause(50);
             let error = follows.wait(Some(Duration::from_millis(50))).unwrap_err();
+            ended.fetch_add(1, Ordering::Release);
             assert_eq!(error.code, Code::Timeout);
         });
         follows.wait(None).expect("the second");
@@ -483,12 +492,14 @@ fn a_follower_has_a_timeout_of_its_own() {
 #[test]
 fn monitored_barriers_name_all_missing_ranks() {
     let _beside = beside_others();
+    let ended = AtomicUsize::new(0);
     run(Transport::Shm, 4, |comm| {
-        let patience = Duration::from_millis(300);
+        let patience = Duration::from_secs(2);
         comm.monitored_barrier(Duration::from_secs(10), true)
             .expect("all ranks");
         if comm.rank() == 0 || comm.rank() == 3 {
             let error = comm.monitored_barrier(patience, true).unwrap_err();
+            ended.fetch_add(1, Ordering::Release);
             assert_eq!(error.code, Code::Timeout, "{error}");
             for part in ["rank 1 ", "rank 2 "] {
                 assert!(
@@ -499,7 +510,7 @@ fn monitored_barriers_name_all_missing_ranks() {
             }
             assert!(!error.message.contains("rank 3 "), "{error}");
         } else {
-            pause(600);
+            wait_for(&ended, 2);
         }
     });
 }
@@ -646,7 +657,7 @@ fn what_is_started_while_the_progress_thread_sleeps_wakes_it() {
             comm.barrier().expect("barrier");
         });
         assert!(
-            spent < Duration::from_secs(1),
+            spent < Duration::from_millis(2500),
             "{transport:?}: {spent:?} in 6 rounds"
         );
     }

@@ -329,7 +329,7 @@ fn a_rank() {
     let two = task == "gather and reduce until one stops";
     let mut config = Config::default();
     for (name, value) in [
-        ("timeout", if stops { "3" } else { "60" }),
+        ("timeout", "60"),
         ("join_timeout", "60"),
         ("transport", "shm"),
         ("lend_bytes", mode.lend_bytes),
@@ -380,6 +380,9 @@ fn a_rank() {
         });
         if let Err(error) = done {
             break error;
+        }
+        if stops {
+            comm.set_timeout(Duration::from_secs(3));
         }
         if rank == 0 && !started {
             store.set("started", b"").expect("a store");

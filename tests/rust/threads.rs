@@ -40,10 +40,10 @@ fn threads() -> Vec<String> {
     names
 }
 
-/// Fails unless every thread has ended. The system lists one for some microseconds after it has been joined.
+/// Fails unless every thread has ended. The system lists one for a moment after it has been joined.
 fn all_have_ended() {
     assert!(wait_for_threads(LIMIT), "still there: {:?}", threads());
-    let until = Instant::now() + Duration::from_millis(100);
+    let until = Instant::now() + LIMIT;
     while !threads().is_empty() && Instant::now() < until {
         std::thread::yield_now();
     }

@@ -162,8 +162,11 @@ def listening_ports() -> list[int]:
     return [link.laddr.port for link in own if link.status == psutil.CONN_LISTEN]
 
 
-def work_among_strangers(seconds: float) -> int:
-    """Reduce while a client sends nonsense to the ports of rank 0. Returns how often."""
+def work_among_strangers(seconds: float, least: int) -> int:
+    """Reduce while a client sends nonsense to the ports of rank 0. Returns how often.
+
+    It does so for as long, and at least that often: on a busy machine each takes a while.
+    """
     comm = unisono.init()
     comm.barrier()
     over = threading.Event()
@@ -194,7 +197,7 @@ def work_among_strangers(seconds: float) -> int:
         array = np.full(50_000, comm.rank + 1.0)
         comm.all_reduce(array)
         assert (array == comm.size * (comm.size + 1) / 2).all()
-        go_on[0] = time.monotonic() < until
+        go_on[0] = time.monotonic() < until or visits < least
         comm.broadcast(go_on)
         # Groups that form meanwhile open connections of their own.
         part = comm.split(0)
@@ -408,7 +411,7 @@ def leave_before_a_link_is_there() -> Ending | None:
     comm = unisono.init()
     if comm.rank == 1:
         comm.close()
-        time.sleep(4 * HEAD_START)
+        time.sleep(10 * HEAD_START)
         return None
     time.sleep(2 * HEAD_START)
     return ending(lambda: comm.send(np.zeros(3), 1))

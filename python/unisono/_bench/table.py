@@ -69,7 +69,7 @@ class Table:
         cells += [_figures(form) for form in (row.out_of_place, row.in_place)]
         for name in self.peers:
             peer = row.peers.get(name)
-            cells.append(f"{peer.time_us:>11.2f}{peer.ratio:>7.2f}" if peer else f"{'-':>18}")
+            cells.append(f"{peer.time_us:>11.2f} {peer.ratio:>6.2f}" if peer else f"{'-':>18}")
         if self.against:
             cells.append(self._against(row.against))
         self.line("".join(cells))

@@ -273,7 +273,7 @@ fn a_long_message_ends_with_its_peer() {
 #[test]
 fn a_send_that_is_not_fetched_times_out() {
     let test = Test {
-        config: &[("algorithm", "direct"), ("timeout", "3")],
+        config: AUTO,
         may_leak: true,
         driver: &[DEVICES],
         ..Test::new(
@@ -286,9 +286,10 @@ fn a_send_that_is_not_fetched_times_out() {
         let [(stream, named), (_back, named_back)] = streams(&comm);
         warm_up(&comm, named, named_back);
         if comm.rank() == 1 {
-            std::thread::sleep(Duration::from_secs(5));
+            std::thread::sleep(Duration::from_secs(8));
             return;
         }
+        comm.set_timeout(Duration::from_secs(3));
         let own = array_of(&stream, 1.0, LONG);
         let work = message(&comm, &own, (Some(1), 2), named, true);
         let error = work.wait(None).unwrap_err();

@@ -347,15 +347,22 @@ fn a_stream_that_is_held_up_by_its_own_work_is_told_from_one_that_waits() {
                 stream.operate(&[held]).expect("held");
             }
             let work = all_reduce(&comm, &array, named).expect("started");
-            let error = work.wait(brief()).unwrap_err();
             let words = match comm.rank() {
                 0 => "this rank's stream has not come to it yet",
                 _ => "waits for rank 0",
             };
-            assert!(
-                error.message.replace(&work.name(), "it").contains(words),
-                "{count}: {error}"
-            );
+            // Once the streams have come to where they wait, which takes a while on a busy machine.
+            let since = Instant::now();
+            loop {
+                let error = work.wait(brief()).unwrap_err();
+                if error.message.replace(&work.name(), "it").contains(words) {
+                    break;
+                }
+                assert!(
+                    since.elapsed() < Duration::from_secs(30),
+                    "{count}: {error}"
+                );
+            }
             match comm.rank() {
                 // A barrier would wait for the device.
                 0 => (1..3).for_each(|peer| {

@@ -133,7 +133,7 @@ def test_a_host_that_can_only_connect_to_the_others_does(hidden):
 
 
 # All addresses together have 7 s to answer, then the peer has 2 s to come from its side: the error
-# comes after 10 s at the latest. The test leaves a busy machine some time.
+# comes after 10 s at the latest, and without that after 30 s. A busy machine needs some time.
 @pytest.mark.parametrize(
     "trouble,networks", [("cut", 1), ("cut", 2), ("swallow", 1), ("swallow", 3)]
 )
@@ -148,7 +148,7 @@ def test_ranks_that_cannot_reach_each_other_say_what_they_tried(trouble, network
         results = run(net, "join_and_reduce", MASTER_ADDR=master, UNISONO_INTERFACE=interfaces)
     for result in results:
         assert result.value.kind == "PeerLostError", result.value
-        assert result.value.seconds < 12, result.value
+        assert result.value.seconds < 25, result.value
     named = [result.value.message for result in results if "reached from" in result.value.message]
     assert named, results
     addresses = [Hosts.address(host, network) for host in range(2) for network in dead]

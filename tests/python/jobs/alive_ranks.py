@@ -199,7 +199,8 @@ def lose_the_network(what: str, down: list[str], seconds: float) -> Ending:
 def idle(seconds: float, before: str) -> tuple[int, int]:
     """How often this process's threads had been put to sleep, before and after idle `seconds`.
 
-    Tests beside this one run `unisono status`, which asks all processes here, so it tries thrice.
+    Where no host can be made for it, tests beside this one run `unisono status`, which asks all
+    processes here, so it tries thrice.
     """
     comm = meet()
     if before == "an empty exchange":

@@ -154,5 +154,5 @@ def test_a_setting_that_differs_is_named_with_both_values():
 
 
 def test_strangers_do_not_disturb():
-    results = run(2, "work_among_strangers", 2.0, transport="tcp")
+    results = run(2, "work_among_strangers", 2.0, 21, transport="tcp")
     assert endings(results)[0] > 20

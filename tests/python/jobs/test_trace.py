@@ -178,9 +178,9 @@ def test_traces_of_torch_lie_beside(profiled: Path, suffix: str, tmp_path: Path)
         ]
         calls = [one for one in job.processes[rank].operations() if one.name == "all_reduce"]
         assert len(spans) == 3
-        # The one before is outside of the profile; they are 50 ms apart.
+        # The one before is outside of the profile; they are 400 ms apart.
         for (begin, _), call in zip(spans, calls[-3:], strict=True):
-            assert abs(begin - call.begin) < 20e6, (rank, begin - call.begin)
+            assert abs(begin - call.begin) < 150e6, (rank, begin - call.begin)
 
 
 def test_hosts_compare_their_clocks_over_their_link(tmp_path: Path) -> None:

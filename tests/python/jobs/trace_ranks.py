@@ -71,7 +71,7 @@ def is_profiled(folder: str) -> None:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(3):
-            time.sleep(0.05)
+            time.sleep(0.4)
             dist.all_reduce(data)
     name = f"profile-{rank}.json" + (".gz" if rank else "")
     profile.export_chrome_trace(str(Path(folder) / name))

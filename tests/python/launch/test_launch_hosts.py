@@ -199,7 +199,9 @@ def test_a_failure_after_a_signal_that_was_survived(near, tmp_path):
 def test_a_crash_is_told_from_what_follows_from_it(near, tmp_path):
     """The host of the rank that crashed waits for its slow rank, so the other one ends first."""
     body = (
-        "case $RANK in 2) kill -SEGV $$;; 3) trap 'sleep 2; exit' TERM;; *) sleep 1; exit 1;; esac"
+        "case $RANK in 2) until [ -e slow ]; do sleep 0.05; done; : >crashed; kill -SEGV $$;;"
+        " 3) trap 'sleep 2; exit' TERM; : >slow;;"
+        " *) until [ -e crashed ]; do sleep 0.05; done; sleep 1; exit 1;; esac"
     )
     done = run([*near, "a:2,b:2", *shell(body + "; while :; do sleep 0.05; done")], cwd=tmp_path)
     assert done.code == 128 + signal.SIGSEGV

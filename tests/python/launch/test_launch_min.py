@@ -104,8 +104,18 @@ def test_fewer_than_the_least_end_the_job(launch, tmp_path):
 
 
 def test_a_rank_that_fails_again_and_again_is_given_up(launch, tmp_path):
-    # Those that are left do not wait for it.
-    text = "import sys\nsys.exit(3 if os.environ['RANK'] == '2' else time.sleep(4))"
+    # Those that are left do not wait for it, once it has begun for the last time.
+    text = """
+lives = __file__ + ".lives"
+with open(lives, "a") as file:
+    if os.environ["RANK"] == "2":
+        file.write("x")
+        file.flush()
+        sys.exit(3)
+while os.path.getsize(lives) < 2:
+    time.sleep(0.05)
+time.sleep(2)
+"""
     command = [*launch, "-n", "3", "--min", "2", "--restarts", "1"]
     done = run([*command, "--output", str(tmp_path / "logs"), str(script(tmp_path, text))])
     assert done.code == 0, done
@@ -116,13 +126,22 @@ def test_a_rank_that_fails_again_and_again_is_given_up(launch, tmp_path):
 
 
 def test_output_of_all_lives(launch, tmp_path):
-    text = "print('here', flush=True)\nif os.environ['RANK'] == '1' and not os.path.exists('x'):\n"
-    text += "    open('x', 'w')\n    os.abort()\ntime.sleep(2)"
+    text = """
+print("here", flush=True)
+if os.environ["RANK"] == "1" and not os.path.exists("x"):
+    open("x", "w")
+    os.abort()
+if os.environ["RANK"] == "1":
+    open("y", "w")
+while not os.path.exists("y"):
+    time.sleep(0.05)
+"""
     program = str(script(tmp_path, text))
     command = [*launch, "-n", "2", "--min", "1"]
     done = run([*command, program], cwd=tmp_path)
     assert (done.code, sorted(done.out)) == (0, ["[0] here", "[1] here", "[1] here"]), done
-    (tmp_path / "x").unlink()
+    for name in "xy":
+        (tmp_path / name).unlink()
     done = run([*command, "--output", str(tmp_path / "logs"), program], cwd=tmp_path)
     assert (tmp_path / "logs" / "rank-1.out").read_text() == "here\nhere\n", done
 

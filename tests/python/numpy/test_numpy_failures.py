@@ -71,7 +71,7 @@ def test_the_end_of_a_process_ends_the_waits_of_the_others(waiting_in, name):
     )
     for result in survivors(results, 1):
         took, text, peer, operation = result.value
-        assert took < 4
+        assert took < 10
         assert "rank 1" in text
         assert peer == 1
         assert operation is not None
@@ -97,7 +97,7 @@ def test_monitored_barrier_names_the_missing():
 @pytest.mark.parametrize("waiting_in", ["all_reduce", "recv", "work", "split", "monitored_barrier"])
 def test_an_interrupt_ends_a_wait(waiting_in):
     results = run_ranks(2, "numpy_failures_ranks:interrupted", waiting_in)
-    assert results[0].value < 2
+    assert results[0].value < 10
 
 
 def test_an_interrupt_ends_joining():
@@ -116,7 +116,7 @@ def test_an_exception_inside_with_reaches_the_others():
 
 
 def test_a_missing_rank_is_named():
-    results = run_ranks(2, "numpy_failures_ranks:join_as", [(0, 3), (2, 3)], 1.5)
+    results = run_ranks(2, "numpy_failures_ranks:join_as", [(0, 3), (2, 3)], 4)
     for result in results:
         kind, text = result.value
         assert kind == "TimeoutError"
@@ -124,11 +124,11 @@ def test_a_missing_rank_is_named():
 
 
 def test_two_processes_that_claim_one_rank():
-    results = run_ranks(3, "numpy_failures_ranks:join_as", [(0, 3), (1, 3), (1, 3)], 10)
+    results = run_ranks(3, "numpy_failures_ranks:join_as", [(0, 3), (1, 3), (1, 3)], 40)
     texts = [result.value for result in results]
     assert any(kind == "InvalidArgumentError" and "rank 1" in text for kind, text in texts), texts
     assert all(kind for kind, _ in texts)
-    assert max(result.seconds for result in results) < 9
+    assert max(result.seconds for result in results) < 30
 
 
 def test_ranks_that_disagree_on_the_world_size():

@@ -216,8 +216,8 @@ def test_two_hosts_read_and_write_each_other():
 
 def test_the_target_need_not_call_anything():
     seconds = [result.value for result in run("target_does_nothing")]
-    # It holds Python's lock for three.
-    assert seconds[0] < 2, seconds
+    # It holds Python's lock for six.
+    assert seconds[0] < 5, seconds
 
 
 def test_many_small_transfers_are_under_way_at_once():

@@ -75,12 +75,16 @@ def resources() -> dict[str, int]:
     gc.collect()
     status = Path("/proc/self/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in status)
+    maps = Path("/proc/self/maps").read_text()
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "threads": int(fields["Threads"]),
-        "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
+        "mappings": len(maps.splitlines()),
         "memory": int(fields["VmRSS"].split()[0]) * 1024,
-        "shared": len(list(Path("/dev/shm").iterdir())),
+        # Programs beside this one have others there.
+        "shared": sum(
+            "unisono" in path.name or str(path) in maps for path in Path("/dev/shm").iterdir()
+        ),
     }
 
 

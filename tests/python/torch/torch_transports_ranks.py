@@ -102,7 +102,7 @@ def target_does_nothing() -> float:
     else:
         meeting.set("sleeps", b"yes")
         # As a long call of a library that keeps the lock.
-        ctypes.PyDLL(None).usleep(3_000_000)
+        ctypes.PyDLL(None).usleep(6_000_000)
     leave(meeting)
     transport.close()
     return took

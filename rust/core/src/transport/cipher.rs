@@ -283,6 +283,7 @@ impl Sealed {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::net::Shutdown;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -398,7 +399,8 @@ mod tests {
         );
         let (mut again, there) = pair();
         again.write_all(&wire[..count - 1]).expect("send");
-        drop(again);
+        // Also where a process that another test is starting has the socket.
+        again.shutdown(Shutdown::Write).expect("an end");
         let mut receiver = Sealed::new(b);
         let mut bytes = [0; 4096];
         let first = receiver.receive(&there, &mut bytes);

@@ -288,6 +288,8 @@ mod tests {
         let key = &GroupKey::of_ranks(1, [7; 32], false)[0];
         let shown = format!("{key:?} {:?}", key.own);
         assert!(!shown.contains(&Hex(key.private()).to_string()));
-        assert!(!shown.contains("0707"));
+        // Of the secret, in digits or in numbers; so long a run is not in random digits.
+        assert!(!shown.contains("0707070707070707"));
+        assert!(!shown.contains("7, 7, 7, 7"));
     }
 }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use super::frame::{Frame, Kind};
 use super::matching::{Dependence, Finished, Matching};
 use super::meeting::Posted;
@@ -200,7 +202,7 @@ fn many_messages_under_way_cost_no_more_each() {
     for (what, act) in acts {
         let mut few = Duration::MAX;
         let mut many = Duration::MAX;
-        // Whatever else the machine does makes some measurements longer, and none shorter.
+        // Caches that are shared with others make some measurements longer, and none shorter.
         let told = (0..20).any(|_| {
             few = few.min(act(FEW) / FEW as u32);
             many = many.min(act(MANY) / MANY as u32);
@@ -211,6 +213,12 @@ fn many_messages_under_way_cost_no_more_each() {
             "{what}: {few:?} each of {FEW}, {many:?} each of {MANY}"
         );
     }
+}
+
+/// The time for which this thread has computed: that of others on its core does not count.
+fn computed() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.try_into().expect("a time")
 }
 
 /// All are announced, and answered in their order.
@@ -230,7 +238,7 @@ fn answers(count: u64) -> Duration {
         matching.advance(links, finished).unwrap();
         while side.answer().is_some() {}
     }
-    let since = Instant::now();
+    let since = computed();
     let mut ended = 0;
     for id in 0..count {
         side.hear_of(Kind::Ready, TAG, id);
@@ -239,7 +247,7 @@ fn answers(count: u64) -> Duration {
         // As long as one waits to be told, nothing more is read.
         ended += side.finished.drain(..).count() as u64;
     }
-    let took = since.elapsed();
+    let took = computed() - since;
     assert_eq!(ended, count);
     took
 }
@@ -257,22 +265,22 @@ fn posted(side: &mut Side<impl Link>, count: u64) -> Vec<Arc<WorkState>> {
 fn withdrawals(count: u64) -> Duration {
     let mut side = side();
     let works = posted(&mut side, count);
-    let since = Instant::now();
+    let since = computed();
     for work in works.iter().rev() {
         assert!(side.matching.withdraw(work));
     }
-    since.elapsed()
+    computed() - since
 }
 
 fn meetings(count: u64) -> Duration {
     let mut side = side();
     posted(&mut side, count);
-    let since = Instant::now();
+    let since = computed();
     for tag in (0..count).rev() {
         side.hear_of(Kind::Eager, tag, 0);
         side.advance();
     }
-    let took = since.elapsed();
+    let took = computed() - since;
     assert_eq!(side.finished.len() as u64, count);
     took
 }
@@ -283,11 +291,11 @@ fn arrivals(count: u64) -> Duration {
         side.hear_of(Kind::Eager, tag, 0);
         side.advance();
     }
-    let since = Instant::now();
+    let since = computed();
     for tag in (0..count).rev() {
         side.receive(Memory::empty(), tag);
     }
-    let took = since.elapsed();
+    let took = computed() - since;
     assert_eq!(side.finished.len() as u64, count);
     took
 }

@@ -49,7 +49,7 @@ pub(crate) const PAIRS: [(&str, Make); 4] = [
 ];
 
 /// After this a test has failed, not merely been slow.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// One test for every function of the suite, over `$make: fn(usize) -> Pair`.
 macro_rules! conformance {

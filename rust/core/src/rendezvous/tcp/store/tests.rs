@@ -70,6 +70,19 @@ fn a_port_where_nothing_listens_is_a_timeout_that_says_so() {
     assert!(error.message.contains("rank 0 has not come"), "{error}");
 }
 
+/// The error of a client that finds the servers of other jobs alone. The time is longer than one of them takes to answer, which
+/// is long on a busy machine.
+fn meet_in_vain(ports: &[u16], key: &StoreKey) -> Error {
+    let mut time = Duration::from_millis(50);
+    loop {
+        let error = TcpStore::connect_any("127.0.0.1", ports, key, time).expect_err("another job");
+        if error.message.contains("another secret") || time > SOON {
+            return error;
+        }
+        time *= 4;
+    }
+}
+
 #[test]
 fn the_server_of_another_job_is_passed_over() {
     let start = |key| TcpStoreServer::start_any("127.0.0.1", &[0], key).expect("bind");
@@ -83,9 +96,7 @@ fn the_server_of_another_job_is_passed_over() {
     let store = TcpStore::connect_any("127.0.0.1", &ports, &keys[2], SOON).expect("the last");
     assert_eq!(store.address().port(), ports[2]);
     assert_eq!(store.secret(), Some(Secret::from_bytes(b"the secret")));
-    let short = Duration::from_millis(50);
-    let error =
-        TcpStore::connect_any("127.0.0.1", &ports[..2], &keys[2], short).expect_err("another job");
+    let error = meet_in_vain(&ports[..2], &keys[2]);
     assert!(error.message.contains("another secret"), "{error}");
     // It is said also of a store that is gone by then.
     drop(servers);
@@ -93,10 +104,10 @@ fn the_server_of_another_job_is_passed_over() {
     let other = start(&keys[0]);
     let port = other.own_address().port();
     let client = thread::spawn(move || {
-        let time = Duration::from_millis(600);
+        let time = Duration::from_secs(2);
         TcpStore::connect_any("127.0.0.1", &[port], &secret_key("the secret"), time)
     });
-    thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_secs(1));
     drop(other);
     let error = client.join().expect("no panic").expect_err("another job");
     assert!(error.message.contains("another secret"), "{error}");
@@ -268,7 +279,7 @@ fn a_server_that_never_comes_to_an_end_is_not_waited_for_for_long() {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().expect("accept");
             for byte in MAGIC.iter().chain(&[0; HELLO]) {
-                thread::sleep(Duration::from_millis(50));
+                thread::sleep(Duration::from_millis(250));
                 if stream.write_all(&[*byte]).is_err() {
                     break;
                 }
@@ -279,7 +290,7 @@ fn a_server_that_never_comes_to_an_end_is_not_waited_for_for_long() {
             try_address(address, &usual_key(), Duration::from_millis(300)).expect_err("slow");
         assert_eq!(cause.kind(), ErrorKind::TimedOut, "{cause}");
         assert!(
-            begun.elapsed() < Duration::from_millis(1500),
+            begun.elapsed() < Duration::from_secs(10),
             "{:?}",
             begun.elapsed()
         );

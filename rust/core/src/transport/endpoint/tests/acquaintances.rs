@@ -40,9 +40,11 @@ fn linked(asked: Option<Receiver<Heard>>) -> Box<dyn Link> {
     }
 }
 
-/// Two members that have opened a link by a handshake, and their further group.
+/// Two members that have opened a link by a handshake, and their further group. The second is patient.
 fn acquainted() -> ([Member; 2], [Member; 2]) {
-    let (zero, one) = pair();
+    let keys = group();
+    let zero = Member::new(&keys, 0);
+    let one = Member::at(start_patient(), &keys, 1);
     assert!(ask(&zero, 1, Lane::Collective).is_none(), "not yet");
     let _link = link(zero.connect(&one, TransportChoice::Shm));
     let _other = one.arrival();
@@ -121,9 +123,9 @@ fn a_group_that_is_not_there_yet_is_waited_for_a_little() {
         .iter()
         .map(|key| key.subset(b"never", &[0, 1, 2, 3]))
         .collect();
-    let early = Member::at(zero.endpoint.clone(), &never, 0);
+    let early = Member::at(one.endpoint.clone(), &never, 1);
     assert!(matches!(
-        heard(ask(&early, 1, Lane::Collective)),
+        heard(ask(&early, 0, Lane::Collective)),
         Heard::NotThisWay
     ));
 }

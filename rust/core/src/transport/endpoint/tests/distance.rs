@@ -20,7 +20,7 @@ fn the_kernels_tell_how_far_another_host_is() {
     let beside = labelled("here");
     let far = here.farthest([beside.address(), there.address()].into_iter());
     let (far, target) = far.expect("it listens");
-    assert!(far < Duration::from_millis(100), "{far:?}");
+    assert!(far < Duration::from_millis(400), "{far:?}");
     assert!(there.address().tcp().contains(&target));
     assert_eq!(here.farthest([beside.address()].into_iter()), None);
     assert_eq!(here.farthest(std::iter::empty()), None);
@@ -40,8 +40,14 @@ fn a_host_that_is_gone_has_no_distance() {
 
 #[test]
 fn the_rate_to_another_host_is_measured_once() {
-    let [here, there, other] = ["here", "there", "other"].map(labelled);
-    let rate = here.rate(there.address().tcp()[0]).expect("it answers");
+    let [there, other] = ["there", "other"].map(labelled);
+    // On a busy machine no answer may come while it is measured.
+    let measured = (0..50).find_map(|_| {
+        let here = labelled("here");
+        let rate = here.rate(there.address().tcp()[0])?;
+        Some((here, rate))
+    });
+    let (here, rate) = measured.expect("it answers");
     assert!((1e6..1e12).contains(&rate), "{rate}");
     here.learn_rate(1.0);
     assert_eq!(here.rate(other.address().tcp()[0]), Some(rate));

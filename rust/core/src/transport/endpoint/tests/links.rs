@@ -294,7 +294,7 @@ fn an_encrypted_group_converses() {
 #[test]
 fn a_group_registered_late_is_waited_for() {
     let keys = group();
-    let zero = Member::new(&keys, 0);
+    let zero = Member::at(start_patient(), &keys, 0);
     let endpoint = start();
     let address = endpoint.address().clone();
     thread::scope(|scope| {

@@ -96,6 +96,16 @@ fn start() -> Arc<Endpoint> {
     Endpoint::start_with(&options(), limits()).unwrap()
 }
 
+/// An endpoint that waits for a group that it does not know, and comes again where it is refused, longer than any test takes.
+fn start_patient() -> Arc<Endpoint> {
+    let patient = Limits {
+        unknown_group: Duration::from_secs(60),
+        refusals: Duration::from_secs(60),
+        ..limits()
+    };
+    Endpoint::start_with(&options(), patient).unwrap()
+}
+
 impl Member {
     fn new(keys: &[GroupKey], rank: Rank) -> Self {
         Self::at(start(), keys, rank)

@@ -346,7 +346,7 @@ fn who_takes_back_waits_for_who_writes() {
         assert!(!shared.begin());
     });
     abort(&mut a);
-    a.await_writer(Instant::now() + WRITERS_PATIENCE);
+    a.await_writer(Instant::now() + Duration::from_secs(60));
     assert_eq!(memory[..], [9; 100]);
     writer.join().unwrap();
 }
@@ -557,16 +557,22 @@ fn private_memory_goes_the_way_that_takes_less() {
             true => (SLOW, FAST),
             false => (FAST, SLOW),
         };
-        // Both ways are looked at now and then; the better one is the rule.
-        let lent = (0..20).filter(|_| {
-            for _ in 0..100 {
-                let (bytes, since) = (private.len(), |took| Instant::now().checked_sub(took));
-                b.borrower.note_streamed(bytes, bytes, since(ring).unwrap());
-                b.borrower.note_lent(bytes, since(reading).unwrap());
-            }
-            goes_lent(&mut a, &mut b, &private)
-        });
-        let lent = lent.count();
-        assert_eq!(lent > 10, ring_is_slow, "{lent} of 20 were lent");
+        // Both ways are looked at now and then, ever more rarely; the better one is the rule.
+        let mut twenty = || {
+            let lent = (0..20).filter(|_| {
+                for _ in 0..100 {
+                    let (bytes, since) = (private.len(), |took| Instant::now().checked_sub(took));
+                    b.borrower.note_streamed(bytes, bytes, since(ring).unwrap());
+                    b.borrower.note_lent(bytes, since(reading).unwrap());
+                }
+                goes_lent(&mut a, &mut b, &private)
+            });
+            lent.count()
+        };
+        // On a busy machine twenty messages take so long that most of them are looks.
+        let lent: Vec<_> = (0..5).map(|_| twenty()).collect();
+        let is_so = |lent: &&usize| (**lent > 10) == ring_is_slow;
+        let rule = lent.iter().filter(is_so).count();
+        assert!(rule >= 3, "{lent:?} of 20 were lent");
     }
 }
