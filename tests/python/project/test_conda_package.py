@@ -95,6 +95,8 @@ def wheel_of_this_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return wheel
 
 
+# 10 s of a core, with two programs that each have their own limit.
+@pytest.mark.timeout(3 * LIMIT)
 def test_the_package_is_built_and_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
