@@ -56,6 +56,8 @@ override WHEEL_PY := $(WHEEL_TOOLS)/bin/python
 override WHEEL_STAMP := $(WHEEL_TOOLS)/.unisono
 override INDEX_TOOLS := $(TARGET)/index-tools
 override INDEX_STAMP := $(INDEX_TOOLS)/.unisono
+override CONDA_TOOLS := $(TARGET)/conda-tools
+override CONDA_STAMP := $(CONDA_TOOLS)/.unisono
 override DOCS_TOOLS := $(TARGET)/docs-tools
 override DOCS_STAMP := $(DOCS_TOOLS)/.unisono
 override NVRTC := $(TARGET)/nvrtc
@@ -128,7 +130,7 @@ test: setup c launcher test-tools ## Run the tests but for the slow ones: Rust's
 test-slow: test-slow-native test-aarch64-quick ## Run the slow ones: loom, frameworks, packages, tools, PyTorch's own (SHARD), aarch64
 
 # Those that nothing is emulated for.
-test-slow-native: frameworks c launcher nvrtc test-loom
+test-slow-native: frameworks c launcher nvrtc conda-tools test-loom
 	@tools/system-packages.sh slow-tests
 	$(pytest) -m quiet
 	$(pytest) $(beside) -m "slow and not quiet"
@@ -275,6 +277,15 @@ test-sdist: ## Test the source distribution of dist/ in two of them
 rehearse: $(INDEX_STAMP) ## Publish what is in dist/ to an index on this machine, and install it from there by name
 	$(INDEX_TOOLS)/bin/python tools/rehearse.py $(addprefix --only ,$(WHEEL_ENVIRONMENTS)) dist
 
+.PHONY: conda
+conda: $(CONDA_STAMP) ## Pack the wheel of dist/ for conda, into the channel dist/conda/ (MACHINE=aarch64)
+	$(CONDA_TOOLS)/bin/python tools/build_conda.py dist/unisono-*_$(MACHINE).whl
+
+# Other packages of that channel are stand-ins: docs/releasing.md says for what.
+.PHONY: test-conda
+test-conda: $(CONDA_STAMP) ## Install it from there into a fresh environment, and run ranks
+	$(CONDA_TOOLS)/bin/python tools/test_conda.py dist/conda
+
 .PHONY: audit
 audit: prerequisites $(WHEEL_STAMP) ## Check licences and known vulnerabilities of all that is built with or depended on
 	$(CARGO) deny --all-features check
@@ -328,6 +339,11 @@ $(INDEX_STAMP): pyproject.toml | prerequisites
 	tools/make-venv.sh $(INDEX_TOOLS) --group rehearsal
 	@touch $@
 
+# The tools that build, solve and install packages for conda.
+$(CONDA_STAMP): pyproject.toml | prerequisites
+	tools/make-venv.sh $(CONDA_TOOLS) --group conda
+	@touch $@
+
 # The tools that build the site, in another one.
 $(DOCS_STAMP): pyproject.toml | prerequisites
 	tools/make-venv.sh $(DOCS_TOOLS) --group docs
@@ -341,6 +357,10 @@ bench-peers: setup
 .PHONY: nvrtc
 nvrtc: | $(PY)
 	@tools/install-nvrtc.sh $(VENV) $(NVRTC)
+
+.PHONY: conda-tools
+conda-tools:
+	@$(make) $(CONDA_STAMP) || echo "the tools for conda could not be installed: the test of its package will be skipped"
 
 .PHONY: frameworks
 frameworks: setup

@@ -27,6 +27,7 @@ SLOW = (
     "tests/python/launch/test_engines.py",
     "tests/python/launch/test_slurm.py",
     "tests/python/project/test_benchmarks.py",
+    "tests/python/project/test_conda_package.py::test_the_package_is_built_and_installed",
     "tests/python/project/test_conformance_runner.py",
     "tests/python/project/test_install.py",
     "tests/python/project/test_release.py",

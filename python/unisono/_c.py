@@ -1,13 +1,21 @@
 """Where the C header and libunisono are, for programs that are compiled against them.
 
-They come with the wheel, in ``unisono/c``; in a checkout ``make c`` puts them there.
+They come with the wheel, in ``unisono/c``; in a checkout ``make c`` puts them there. A package of
+conda has them in the environment's own ``include`` and ``lib``.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent / "c"
+
+def _folder() -> Path:
+    own, prefix = Path(__file__).resolve().parent / "c", Path(sys.prefix)
+    return own if own.exists() or not (prefix / "include" / "unisono.h").exists() else prefix
+
+
+FOLDER = _folder()
 # The flags that ``python -m unisono`` answers, and the answer to each.
 FLAGS = {
     "--includedir": "the folder of unisono.h and unisono.hpp",
