@@ -66,16 +66,8 @@ impl Case {
             self.collective,
             Collective::AllGather | Collective::ReduceScatter
         );
-        let (can_be_in_place, reduces) = (
-            matches!(
-                self.collective,
-                Collective::AllReduce | Collective::Reduce | Collective::AllGather
-            ),
-            matches!(
-                self.collective,
-                Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
-            ),
-        );
+        let (can_be_in_place, reduces) =
+            (self.collective.may_be_in_place(), self.collective.reduces());
         let has_root = has_root(self.collective);
         let shape = |rank| Shape {
             collective: self.collective,
@@ -325,13 +317,7 @@ fn thousands_of_ranks() {
     let in_turn: Vec<usize> = (0..1021).map(|rank| rank % 128).collect();
     for host_of in [blocks, in_turn] {
         for collective in COLLECTIVES {
-            let is_block = !matches!(
-                collective,
-                Collective::AllReduce
-                    | Collective::Reduce
-                    | Collective::Broadcast
-                    | Collective::Barrier
-            );
+            let is_block = collective.blocks(2) > 1;
             // Their buffers grow with the world, and what the checker holds with its square.
             let world = host_of.len().min(if is_block { 512 } else { 4096 });
             let count = if is_block { 1 } else { 11 };

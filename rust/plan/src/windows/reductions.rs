@@ -141,6 +141,29 @@ impl Task<'_> {
         steps
     }
 
+    /// Every rank puts all for those after it, and reduces what those before it have put, with its own for a scan.
+    pub(super) fn prefix(&self) -> Chunks {
+        let (shape, chunk) = (self.shape, self.room.chunk());
+        let before = self.those(|rank| rank < shape.rank);
+        let after = self.those(|rank| rank > shape.rank);
+        self.chunks(pieces(shape.count(), chunk), |index, half| {
+            let (offset, len) = (index * chunk, piece_len(shape.count(), chunk, index));
+            let mut back = vec![self.await_from(half, before)];
+            if shape.contributors() > 0 {
+                back.push(self.reduce_window(half, 0, None, self.output(offset, len)));
+            }
+            back.push(self.release(half, before));
+            Chunk {
+                front: vec![
+                    self.claim(half, after),
+                    self.put(half, Span::new(self.source(), offset, len), 0),
+                    self.publish(half, after),
+                ],
+                back,
+            }
+        })
+    }
+
     /// All ranks but the root put all, the root reduces all.
     pub(super) fn reduce(&self) -> Chunks {
         let (shape, chunk) = (self.shape, self.room.chunk());
