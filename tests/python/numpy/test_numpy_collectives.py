@@ -52,9 +52,7 @@ def test_every_combination_between_hosts_by_hierarchy(world):
 
 @pytest.mark.parametrize("algorithm", ["auto", "direct", "ring", "bruck", "windows"])
 def test_prefixes_have_the_bits_of_a_loop(algorithm):
-    run_ranks(
-        5, "numpy_collectives_ranks:prefixes_are_loops", env={"UNISONO_ALGORITHM": algorithm}
-    )
+    run_ranks(5, "numpy_collectives_ranks:prefixes_are_loops", env={"UNISONO_ALGORITHM": algorithm})
 
 
 @pytest.mark.parametrize("world", [1, 3, 4])
