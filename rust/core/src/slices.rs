@@ -47,8 +47,8 @@ impl Communicator {
         }
     }
 
-    /// `data` becomes the reduction of the `data` of the ranks before this one, as in [`Request::exscan`]; on rank 0 it stays as
-    /// it is.
+    /// `data` becomes the reduction of the `data` of the ranks before this one, as in [`Request::exscan`]; on rank 0 it stays
+    /// as it is.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`].

@@ -91,8 +91,8 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
     }
 }
 
-/// `bytes` go from neighbour to neighbour in pieces; a rank works on each byte for `work_of_one` before it sends it on, and then
-/// has two pieces in hand.
+/// `bytes` go from neighbour to neighbour in pieces; a rank works on each byte for `work_of_one` before it sends it on, and
+/// then has two pieces in hand.
 fn along_a_chain(work: &Work, bill: &mut Bill, (bytes, work_of_one): (f64, f64)) {
     let pieces = work.pieces_of(work.elements);
     let piece = bytes / pieces;

@@ -150,7 +150,8 @@ pub enum Step {
         dst: Span,
     },
     /// `dst = finish(x0 op x1 op ...)` in the order of the ranks and in one pass, of what the
-    /// [contributors](super::Shape::contributors) to this rank's result give. In one pass means that a sum in a wider type is rounded once.
+    /// [contributors](super::Shape::contributors) to this rank's result give. In one pass means that a sum in a wider type is
+    /// rounded once.
     ReduceAll {
         /// Where the contributions lie.
         srcs: Sources,

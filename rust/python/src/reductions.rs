@@ -76,8 +76,8 @@ impl Communicator {
     /// Reduce the arrays of the ranks up to this one, as MPI_Scan does.
     ///
     /// Rank r gets ``((x0 op x1) op ...) op xr``, in exactly this order, whatever the algorithm: each result is, bit for bit,
-    /// what continues that of the rank before, and the same in every run. 16-bit and 8-bit floats are summed in float32
-    /// and rounded once, for each rank's result. "avg" is the average of these r + 1 arrays.
+    /// what continues that of the rank before, and the same in every run. 16-bit and 8-bit floats are summed in float32, and
+    /// the result of each rank is rounded once. "avg" is the average of these r + 1 arrays.
     ///
     /// Parameters
     /// ----------
@@ -416,8 +416,8 @@ impl Communicator {
 }
 
 impl Communicator {
-    /// A reduction after which each rank has a result as long as its contribution: in `out`, or else in `array`. `make` gets the
-    /// type, the input if it is another than the output, and the output.
+    /// A reduction after which each rank has a result as long as its contribution: in `out`, or else in `array`. `make` gets
+    /// the type, the input if it is another than the output, and the output.
     fn reduce_to_all(
         &self,
         py: Python<'_>,

@@ -21,13 +21,6 @@ const COLLECTIVES: [Collective; 9] = [
     Collective::Barrier,
 ];
 
-fn has_root(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::Reduce | Collective::Broadcast | Collective::Gather | Collective::Scatter
-    )
-}
-
 /// A request on some hosts.
 #[derive(Clone, Debug)]
 struct Case {
@@ -68,7 +61,7 @@ impl Case {
         );
         let (can_be_in_place, reduces) =
             (self.collective.may_be_in_place(), self.collective.reduces());
-        let has_root = has_root(self.collective);
+        let has_root = self.collective.has_root();
         let shape = |rank| Shape {
             collective: self.collective,
             rank,
@@ -142,7 +135,7 @@ fn the_examples_are_right() {
                 for (in_place, widen) in
                     [(false, false), (true, false), (false, true), (true, true)]
                 {
-                    let is_rooted = has_root(collective);
+                    let is_rooted = collective.has_root();
                     for root in [0, host_of.len() - 2]
                         .into_iter()
                         .take(1 + usize::from(is_rooted))

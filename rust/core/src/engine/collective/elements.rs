@@ -30,7 +30,7 @@ pub(super) enum Convert {
 }
 
 impl Elements {
-    /// Elements of `dtype` that `op` combines, of so many ranks in each result.
+    /// Elements of `dtype` that `op` combines, those of `contributors` ranks in each result.
     ///
     /// # Errors
     /// When the operator has no meaning for the type.

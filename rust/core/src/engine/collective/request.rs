@@ -98,9 +98,9 @@ impl Request {
         }
     }
 
-    /// Every rank's `output` becomes the reduction of the inputs of the ranks up to itself: `((x0 op x1) op ...) op xr`, in this
-    /// order by every algorithm, so that it is bit for bit what continues the result of the rank before. An average is that of
-    /// these ranks. `input: None`: in place.
+    /// Every rank's `output` becomes the reduction of the inputs of the ranks up to itself: `((x0 op x1) op ...) op xr`, in
+    /// this order by every algorithm, so that it is bit for bit what continues the result of the rank before, which of floats
+    /// that are summed in a wider type is not rounded yet. An average is that of these ranks. `input: None`: in place.
     pub fn scan(dtype: DataType, op: ReduceOp, input: Option<Memory>, output: Memory) -> Self {
         Self {
             collective: Collective::Scan,

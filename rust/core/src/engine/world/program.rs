@@ -267,7 +267,7 @@ impl Call {
             Collective::AllReduce => Some(self.reduced(world, 0..total)),
             Collective::Scan => Some(self.reduced(rank + 1, 0..total)),
             Collective::Exscan if rank > 0 => Some(self.reduced(rank, 0..total)),
-            // What was there.
+            // Rank 0 keeps its output.
             Collective::Exscan => Some(match self.in_place {
                 true => self.values(rank, 0..total),
                 false => vec![0; total],
