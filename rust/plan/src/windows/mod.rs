@@ -329,8 +329,8 @@ impl Task<'_> {
         }
     }
 
-    /// Reduces what lies from `offset` on in the halves of all ranks that contribute; `own` is this rank's contribution if it is
-    /// not there.
+    /// Reduces what lies from `offset` on in the halves of all ranks that contribute; `own` is this rank's contribution if it
+    /// is not there.
     fn reduce_window(&self, half: usize, offset: usize, own: Option<Span>, dst: Span) -> Step {
         Step::ReduceAll {
             srcs: Sources::Windows { half, offset, own },
