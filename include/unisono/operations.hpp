@@ -37,6 +37,43 @@ class Operations {
     });
   }
 
+  // Every rank's buffer becomes the reduction of those up to its own, in rank order.
+  template <class Buffer>
+  auto scan(Buffer&& buffer, unisono_op op, const Options& options = {}) const {
+    return scan(buffer, buffer, op, options);
+  }
+  template <class Input, class Output, class = detail::element<Output>>
+  auto scan(const Input& input, Output&& output, unisono_op op, const Options& options = {}) const {
+    constexpr auto dtype = detail::common_dtype<const Input, Output>();
+    const auto in = view(input);
+    const auto out = view(output);
+    detail::require(in.size() == out.size(), "scan: input and output differ in size");
+    return run([&](unisono_work** work) {
+      return unisono_scan(comm(), in.data(), out.data(), out.size(), dtype, op, options.get(),
+                          work);
+    });
+  }
+
+  // Every rank's buffer becomes the reduction of those before its own; rank 0's stays as it is.
+  template <class Buffer>
+  auto exscan(Buffer&& buffer, unisono_op op, const Options& options = {}) const {
+    return exscan(buffer, buffer, op, options);
+  }
+  // The output of rank 0 stays as it is and may be empty.
+  template <class Input, class Output, class = detail::element<Output>>
+  auto exscan(const Input& input, Output&& output, unisono_op op,
+              const Options& options = {}) const {
+    constexpr auto dtype = detail::common_dtype<const Input, Output>();
+    const auto in = view(input);
+    const auto out = view(output);
+    detail::require(rank() == 0 || in.size() == out.size(),
+                    "exscan: input and output differ in size");
+    return run([&](unisono_work** work) {
+      return unisono_exscan(comm(), in.data(), out.data(), in.size(), dtype, op, options.get(),
+                            work);
+    });
+  }
+
   // The root's buffer becomes the reduction of all; the others' stay as they are.
   template <class Buffer>
   auto reduce(Buffer&& buffer, unisono_op op, int root, const Options& options = {}) const {

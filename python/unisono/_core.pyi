@@ -324,6 +324,94 @@ class Communicator:
         timeout: _Seconds | None = None,
         stream: _Stream | None = None,
     ) -> Work[_W]: ...
+    @overload
+    def scan(
+        self,
+        array: _W,
+        op: ReduceOp | str = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
+    ) -> _W: ...
+    @overload
+    def scan(
+        self,
+        array: _W,
+        op: ReduceOp | str = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
+    ) -> Work[_W]: ...
+    @overload
+    def scan(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        *,
+        out: _W,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
+    ) -> _W: ...
+    @overload
+    def scan(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        *,
+        out: _W,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
+    ) -> Work[_W]: ...
+    @overload
+    def exscan(
+        self,
+        array: _W,
+        op: ReduceOp | str = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
+    ) -> _W: ...
+    @overload
+    def exscan(
+        self,
+        array: _W,
+        op: ReduceOp | str = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
+    ) -> Work[_W]: ...
+    @overload
+    def exscan(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        *,
+        out: _W,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
+    ) -> _W: ...
+    @overload
+    def exscan(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        *,
+        out: _W,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
+    ) -> Work[_W]: ...
     def all_reduce_int8(self, array: _W, op: ReduceOp | str = "sum") -> _W: ...
     @overload
     def reduce(

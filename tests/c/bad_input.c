@@ -75,6 +75,9 @@ static void arguments(void) {
   FAILS(unisono_all_gather_v(comm, x, y, NULL, F32, NULL, NULL), BAD, "counts");
   FAILS(unisono_all_gather_v(comm, x, y, huge, F32, NULL, NULL), BAD,
         world > 1 ? "add up" : "more than");
+  FAILS(unisono_scan(comm, x, NULL, 4, F32, UNISONO_SUM, NULL, NULL), BAD, "scan: output is NULL");
+  FAILS(unisono_exscan(comm, NULL, y, 4, F32, UNISONO_SUM, NULL, NULL), BAD,
+        "exscan: input is NULL");
   FAILS(unisono_reduce_scatter(comm, y, y, 2, F32, UNISONO_SUM, NULL, NULL), BAD, "overlap");
   FAILS(unisono_reduce_scatter_v(comm, x, y, NULL, F32, UNISONO_SUM, NULL, NULL), BAD, "counts");
   FAILS(unisono_reduce(comm, x, y, 4, F32, UNISONO_SUM, -1, NULL, NULL), BAD, "out of range");

@@ -119,6 +119,50 @@ static void reductions(unisono_dtype dtype, unisono_op op) {
   expect_untouched(dtype, "reduce_scatter", shard);
 }
 
+/* The result of the first `of` ranks. An average may be no whole number, which not every type has. */
+static void expect_prefix(unisono_dtype dtype, unisono_op op, const char* what, int of) {
+  for (size_t at = 0; at < COUNT; at++) {
+    const struct number must = reduced_of(dtype, op, of, world, at);
+    if (must.real == floor(must.real)) expect(dtype, what, output, at, must);
+  }
+  expect_untouched(dtype, what, COUNT);
+}
+
+static void prefixes(unisono_dtype dtype, unisono_op op) {
+  const size_t size = TYPES[dtype].size;
+  unisono_options options = UNISONO_OPTIONS_INIT;
+  options.factor = factor_of(rank);
+  if (!has_meaning(op, dtype)) {
+    clear();
+    FAILS(unisono_scan(comm, input, output, COUNT, dtype, op, &options, NULL), UNISONO_UNSUPPORTED,
+          "no meaning");
+    FAILS(unisono_exscan(comm, input, output, COUNT, dtype, op, &options, NULL),
+          UNISONO_UNSUPPORTED, "no meaning");
+    expect_untouched(dtype, "a refused call", 0);
+    return;
+  }
+  for (int in_place = 0; in_place < 2; in_place++) {
+    void* from = in_place ? output : input;
+    clear();
+    for (size_t at = 0; at < COUNT; at++)
+      put_element(dtype, (char*)from + at * size, contribution(dtype, op, rank, world, at));
+    OK(unisono_scan(comm, from, output, COUNT, dtype, op, &options, handle()));
+    finish();
+    expect_prefix(dtype, op, "scan", rank + 1);
+
+    clear();
+    for (size_t at = 0; at < COUNT; at++)
+      put_element(dtype, (char*)from + at * size, contribution(dtype, op, rank, world, at));
+    OK(unisono_exscan(comm, from, rank == 0 && !in_place ? NULL : output, COUNT, dtype, op,
+                      &options, handle()));
+    finish();
+    if (rank > 0) expect_prefix(dtype, op, "exscan", rank);
+    for (size_t at = 0; rank == 0 && in_place && at < COUNT; at++)
+      expect(dtype, "exscan", output, at, contribution(dtype, op, rank, world, at));
+    if (rank == 0) expect_untouched(dtype, "exscan", in_place ? COUNT : 0);
+  }
+}
+
 /* With a block of another length for every rank, and none for rank 1. */
 static size_t uneven(int of) {
   return of == 1 ? 0 : 3 + (size_t)of;
@@ -239,6 +283,8 @@ static void movements(unisono_dtype dtype) {
 static void empty(void) {
   const size_t none[4] = {0, 0, 0, 0};
   OK(unisono_all_reduce(comm, NULL, NULL, 0, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
+  OK(unisono_scan(comm, NULL, NULL, 0, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
+  OK(unisono_exscan(comm, NULL, NULL, 0, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
   OK(unisono_broadcast(comm, NULL, 0, UNISONO_FLOAT32, 0, NULL, NULL));
   OK(unisono_all_gather(comm, NULL, NULL, 0, UNISONO_FLOAT32, NULL, NULL));
   OK(unisono_all_gather_v(comm, NULL, NULL, none, UNISONO_FLOAT32, NULL, NULL));
@@ -273,7 +319,10 @@ int main(void) {
   for (way = BLOCKING; way < WAYS; way++) {
     for (int dtype = 1; dtype <= DTYPES; dtype++) {
       in(TYPES[dtype].name);
-      for (int op = 1; op <= OPS; op++) reductions((unisono_dtype)dtype, (unisono_op)op);
+      for (int op = 1; op <= OPS; op++) {
+        reductions((unisono_dtype)dtype, (unisono_op)op);
+        prefixes((unisono_dtype)dtype, (unisono_op)op);
+      }
       movements((unisono_dtype)dtype);
       uneven_counts((unisono_dtype)dtype);
     }

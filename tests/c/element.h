@@ -144,7 +144,9 @@ static inline double factor_of(int rank) {
   return rank % 2 ? 2.0 : 1.0;
 }
 
-static inline struct number reduced(unisono_dtype dtype, unisono_op op, int world, size_t index) {
+/* Of the ranks from 0 on, as many as `of`. */
+static inline struct number reduced_of(unisono_dtype dtype, unisono_op op, int of, int world,
+                                       size_t index) {
   struct number all = contribution(dtype, op, 0, world, index);
   const int is_bool = TYPES[dtype].kind == 'b';
   if (op >= UNISONO_LAND && op <= UNISONO_LXOR) all.real = all.real != 0;
@@ -152,7 +154,7 @@ static inline struct number reduced(unisono_dtype dtype, unisono_op op, int worl
     all.real *= factor_of(0);
     all.imaginary *= factor_of(0);
   }
-  for (int rank = 1; rank < world; rank++) {
+  for (int rank = 1; rank < of; rank++) {
     const struct number one = contribution(dtype, op, rank, world, index);
     const double factor = op == UNISONO_PREMUL_SUM ? factor_of(rank) : 1;
     const struct number before = all;
@@ -194,11 +196,15 @@ static inline struct number reduced(unisono_dtype dtype, unisono_op op, int worl
     }
   }
   if (op == UNISONO_AVG) {
-    all.real /= world;
-    all.imaginary /= world;
+    all.real /= of;
+    all.imaginary /= of;
   }
   if (is_bool) all.real = all.real != 0;
   return all;
+}
+
+static inline struct number reduced(unisono_dtype dtype, unisono_op op, int world, size_t index) {
+  return reduced_of(dtype, op, world, world, index);
 }
 
 #endif

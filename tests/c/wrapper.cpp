@@ -135,6 +135,13 @@ void collectives(const Communicator& comm) {
   CHECK(rank != 0 || reduced[3] == all);
   comm.reduce(x, UNISONO_SUM, 0);
   CHECK(x[0] == (rank == 0 ? all : mine));
+  std::vector<int> ordinal(3, 1), before(rank == 0 ? 0 : 3);
+  comm.exscan(ordinal, before, UNISONO_SUM);
+  CHECK(rank == 0 || before[2] == rank);
+  comm.scan(ordinal, UNISONO_SUM);
+  CHECK(ordinal[0] == rank + 1);
+  comm.exscan(ordinal, UNISONO_MAX);
+  CHECK(ordinal[1] == (rank == 0 ? 1 : rank));
   std::string text = rank == 0 ? "hello" : "-----";
   comm.broadcast(text, 0);
   CHECK(text == "hello");

@@ -79,6 +79,33 @@ fn all_reduce_and_reduce() {
     }
 }
 
+#[test]
+fn prefixes() {
+    for algorithm in ["auto", "direct", "ring", "bruck", "windows"] {
+        for transport in TRANSPORTS {
+            run_by(algorithm, transport, 4, |comm| {
+                let rank = comm.rank();
+                for count in COUNTS {
+                    let sum = |ranks: usize, i: usize| (0..ranks).map(|of| value(of, i)).sum();
+                    let sums = |ranks| (0..count).map(|i| sum(ranks, i)).collect::<Vec<i64>>();
+                    let mut data = contribution(rank, count);
+                    comm.scan(&mut data, ReduceOp::Sum).expect("scan");
+                    assert!(data == sums(rank + 1), "{algorithm} {transport:?} {count}");
+                    let mut data = contribution(rank, count);
+                    comm.exscan(&mut data, ReduceOp::Sum).expect("exscan");
+                    // Rank 0 keeps its own.
+                    let expected = sums(rank.max(1));
+                    assert!(data == expected, "{algorithm} {transport:?} {count}");
+                    let mut data = vec![(rank * rank) as f32; count];
+                    comm.scan(&mut data, ReduceOp::Avg).expect("scan");
+                    let mean = (0..=rank).map(|of| of * of).sum::<usize>() as f32;
+                    assert_eq!(data, vec![mean / (rank + 1) as f32; count]);
+                }
+            });
+        }
+    }
+}
+
 /// The state kept of a short operation serves the next one that is like it, and no other.
 #[test]
 fn alike_and_unlike_operations_follow_each_other() {

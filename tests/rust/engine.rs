@@ -347,6 +347,17 @@ fn every_mismatch_is_an_error_on_both_sides() {
             |comm| comm.all_gather(&[1_i32; 2], &mut [0; 4]),
         ],
     );
+    // Rank 0 of a prefix hears of no rank, until the next operation.
+    assert_mismatch(
+        "operation differs",
+        [
+            |comm| {
+                comm.scan(&mut [1_i32; 4], ReduceOp::Sum)?;
+                comm.barrier()
+            },
+            |comm| comm.exscan(&mut [1_i32; 4], ReduceOp::Sum),
+        ],
+    );
     assert_mismatch(
         // Either side names the first difference that it sees.
         " differs",

@@ -43,6 +43,8 @@ class Operation:
     is_rooted: bool = False
     #: The root alone has a result.
     is_to_root: bool = False
+    #: The ranks whose values are in the result of a rank, from 0 on, by that rank and their number.
+    contributors: Callable[[int, int], int] = field(default=lambda _rank, world: world)
     forms: tuple[str, ...] = (OUT_OF_PLACE,)
 
     def count(self, size: int, world: int, dtype: np.dtype[Any]) -> int:
@@ -77,6 +79,8 @@ OPERATIONS = {
         Operation("reduce", _once, reduces=True, is_rooted=True, is_to_root=True, forms=_BOTH),
         Operation("gather", takes_blocks=True, is_rooted=True, is_to_root=True),
         Operation("scatter", gives_blocks=True, is_rooted=True),
+        Operation("scan", _once, reduces=True, contributors=lambda rank, _: rank + 1, forms=_BOTH),
+        Operation("exscan", _once, reduces=True, contributors=lambda rank, _: rank, forms=_BOTH),
         Operation("send_recv", _once),
         Operation("barrier", lambda _world: 0.0),
     )
@@ -129,8 +133,8 @@ class Known:
             return 1 + index % max(1, self.period - 2) + (0 if is_alone else 1 - 2 * (rank % 2))
         return (index + 31 * rank) % self.period
 
-    def reduced(self) -> NDArray[np.int64]:
-        """Return the pattern of the reduction over all ranks."""
+    def reduced(self, ranks: int) -> NDArray[Any]:
+        """Return the pattern of the reduction over the first `ranks` ranks."""
         how: dict[str, np.ufunc] = {
             "sum": np.add,
             "avg": np.add,
@@ -139,11 +143,11 @@ class Known:
             "max": np.maximum,
         }
         result = self.given(0)
-        for rank in range(1, self.world):
+        for rank in range(1, ranks):
             result = how[self.reduction](result, self.given(rank))
-        return result // self.world if self.reduction == "avg" else result
+        return result / ranks if self.reduction == "avg" else result
 
-    def at(self, pattern: NDArray[np.int64], offset: int) -> NDArray[Any]:
+    def at(self, pattern: NDArray[Any], offset: int) -> NDArray[Any]:
         """Return a pattern as it goes on from an element of its array, in the type measured."""
         return np.roll(pattern, -(offset % self.period)).astype(self.dtype)
 
@@ -209,7 +213,8 @@ class Cell:
 
     def wrong(self, root: int) -> int:
         """Count the elements of the result on this rank that are not as they must be."""
-        if self.count == 0 or (self.operation.is_to_root and self.rank != root):
+        has_result = self._contributors() > 0
+        if self.count == 0 or not has_result or (self.operation.is_to_root and self.rank != root):
             return 0
         offset = self.rank * self.count if self.operation.gives_blocks else 0
         return sum(
@@ -219,9 +224,12 @@ class Cell:
             )
         )
 
-    def _expected(self, root: int) -> Iterable[NDArray[np.int64]]:
+    def _contributors(self) -> int:
+        return self.operation.contributors(self.rank, self.world)
+
+    def _expected(self, root: int) -> Iterable[NDArray[Any]]:
         if self.operation.reduces:
-            return [self.known.reduced()]
+            return [self.known.reduced(self._contributors())]
         if self.operation.takes_blocks:
             return (self.known.given(rank) for rank in range(self.world))
         source = root if self.operation.is_rooted else (self.rank - 1) % self.world
@@ -238,14 +246,18 @@ def call(comm: unisono.Communicator, cell: Cell) -> Call:
     def on(root: int, array: NDArray[Any] | None) -> NDArray[Any] | None:
         return array if rank == root else None
 
-    def all_reduce(_: int) -> object:
-        return comm.all_reduce(given, op) if out is None else comm.all_reduce(given, op, out=out)
+    def reducing(method: Callable[..., object]) -> Call:
+        if out is None:
+            return lambda _: method(given, op)
+        return lambda _: method(given, op, out=out)
 
     def send_recv(_: int) -> object:
         return comm.sendrecv(given, (rank + 1) % world, taken, (rank - 1) % world)
 
     calls: dict[str, Call] = {
-        "all_reduce": all_reduce,
+        "all_reduce": reducing(comm.all_reduce),
+        "scan": reducing(comm.scan),
+        "exscan": reducing(comm.exscan),
         "broadcast": lambda root: comm.broadcast(taken, root),
         "all_gather": lambda _: comm.all_gather(given, out=taken),
         "reduce_scatter": lambda _: comm.reduce_scatter(given, op, out=taken),

@@ -151,7 +151,8 @@ class Gloo:
             "send_recv": send_recv,
             "barrier": lambda _: dist.barrier(),
         }
-        return calls[cell.operation.name]
+        # torch has no scan.
+        return calls.get(cell.operation.name)
 
     def close(self) -> None:
         """Destroy torch's group."""
@@ -200,6 +201,8 @@ class Mpi:
 
         calls: dict[str, Callable[[int], Any]] = {
             "all_reduce": lambda _: comm.Allreduce(given, taken, how),
+            "scan": lambda _: comm.Scan(given, taken, how),
+            "exscan": lambda _: comm.Exscan(given, taken, how),
             "broadcast": lambda root: comm.Bcast(taken, root),
             "all_gather": lambda _: comm.Allgather(given, taken),
             "reduce_scatter": lambda _: comm.Reduce_scatter_block(given, taken, how),

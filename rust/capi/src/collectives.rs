@@ -40,6 +40,70 @@ pub unsafe extern "C" fn unisono_all_reduce(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_scan(
+    comm: *mut Communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: DType,
+    op: Op,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        // SAFETY: as in `unisono_all_reduce`.
+        let options = unsafe { Checked::new(options)? };
+        let (dtype, op) = (dtype.check()?, options.operator(op)?);
+        let target = options.buffer("scan: output", output, count, dtype)?;
+        let source = match input == output.cast_const() {
+            true => None,
+            false => Some(options.buffer("scan: input", input, count, dtype)?),
+        };
+        collective(joined, &options, work, || {
+            Request::scan(dtype, op, source.map(Buffer::memory), target.memory())
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_exscan(
+    comm: *mut Communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: DType,
+    op: Op,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        // SAFETY: as in `unisono_all_reduce`.
+        let options = unsafe { Checked::new(options)? };
+        let (dtype, op) = (dtype.check()?, options.operator(op)?);
+        // Rank 0 gets nothing.
+        let (source, target) = match (joined.comm.rank(), input == output.cast_const()) {
+            (0, _) => (
+                Some(options.buffer("exscan: input", input, count, dtype)?),
+                None,
+            ),
+            (_, true) => (
+                None,
+                Some(options.buffer("exscan: output", output, count, dtype)?),
+            ),
+            _ => {
+                let source = options.buffer("exscan: input", input, count, dtype)?;
+                let target = options.buffer("exscan: output", output, count, dtype)?;
+                (Some(source), Some(target))
+            }
+        };
+        collective(joined, &options, work, || {
+            let target = target.map(Buffer::memory);
+            Request::exscan(dtype, op, source.map(Buffer::memory), target)
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_all_gather(
     comm: *mut Communicator,
     input: *const c_void,

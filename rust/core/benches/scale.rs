@@ -278,10 +278,7 @@ fn answer(question: &str) -> Option<String> {
         .into_iter()
         .find(|candidate| named(collective, candidate))?;
     // Bytes are of the longer buffer, which in such a collective has a block for each rank.
-    let blocks = match collective {
-        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 1,
-        _ => world,
-    };
+    let blocks = collective.blocks(world);
     let shape = |rank| Shape {
         collective,
         rank,

@@ -35,6 +35,31 @@ impl Communicator {
         }
     }
 
+    /// `data` becomes the reduction of the `data` of the ranks up to this one, as in [`Request::scan`].
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn scan<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        // SAFETY: the slice is borrowed until `carry_out` returns.
+        unsafe {
+            let data = Memory::of_mut(data);
+            self.carry_out(Request::scan(T::DTYPE, op, None, data))
+        }
+    }
+
+    /// `data` becomes the reduction of the `data` of the ranks before this one, as in [`Request::exscan`]; on rank 0 it stays
+    /// as it is.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn exscan<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        // SAFETY: the slice is borrowed until `carry_out` returns.
+        unsafe {
+            let data = Memory::of_mut(data);
+            self.carry_out(Request::exscan(T::DTYPE, op, None, Some(data)))
+        }
+    }
+
     /// `data` becomes the root's.
     ///
     /// # Errors

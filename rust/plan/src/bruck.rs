@@ -5,6 +5,7 @@
 //! - barrier: each round doubles the number of ranks one has heard from (the dissemination barrier of
 //!   Hensgen, Finkel and Manber, 1988).
 //! - all_gather: each round doubles the number of blocks one has.
+//! - scan, exscan: the same, of the ranks before one alone, whose blocks are folded in rank order at the end.
 //! - all_to_all: a block that must travel i places around the circle travels 2^j places in round j for each
 //!   bit j of i. Each block is sent up to log2(n) times: for blocks whose length costs less than a message.
 
@@ -18,7 +19,7 @@ use crate::types::Collective;
 /// Bruck's algorithms.
 pub(super) const FAMILY: Family = Family {
     serves: |shape| match shape.collective {
-        Collective::AllGather | Collective::Barrier => true,
+        Collective::AllGather | Collective::Barrier | Collective::Scan | Collective::Exscan => true,
         Collective::AllToAll => matches!(shape.counts, Counts::Even(_)),
         _ => false,
     },
@@ -26,6 +27,7 @@ pub(super) const FAMILY: Family = Family {
         Collective::AllGather => Some(all_gather(shape)),
         Collective::AllToAll => Some(all_to_all(shape)),
         Collective::Barrier => Some(barrier(shape)),
+        Collective::Scan | Collective::Exscan => Some(prefix(shape)),
         _ => None,
     },
     price,
@@ -43,6 +45,19 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
                 // A run that passes the end of the world goes in two messages.
                 bill.each += bill.costs.message;
             }
+        }
+        Collective::Scan | Collective::Exscan => {
+            let bytes = work.bytes * work.widening;
+            bill.pass(bytes);
+            for round in 0..work.bruck_rounds() {
+                let distance = 1 << round;
+                let blocks = distance.min(work.world - distance);
+                bill.shift(distance, bytes * blocks as f64, Taken::Copied);
+            }
+            // The last rank folds all blocks, the others fewer.
+            let half = 0.5 * work.world as f64 * bytes * bill.costs.fold;
+            bill.each += half;
+            bill.root += half;
         }
         Collective::AllToAll => {
             let half = work.bytes * work.world as f64 * 0.5;
@@ -106,6 +121,40 @@ fn all_gather(shape: &Shape) -> Plan {
             steps.send(to, given);
             steps.recv(from, taken, Wire::Element);
         }
+    }
+    steps.done()
+}
+
+/// Before the round at distance d, rank r has the d blocks that end with its own, or all of the ranks before it. It sends them
+/// to r + d and receives those of r - d, where there are such ranks:
+///
+/// ```text
+/// world 5, rank 4:  has 4  | from 3: 3  | from 2: 1 2  | from 0: 0
+/// ```
+///
+/// Blocks are folded only when all are there, so that the order is that of the ranks. Each has all of them at once, so this is
+/// for messages whose latency matters more than their length.
+fn prefix(shape: &Shape) -> Plan {
+    let mut steps = Steps::of(shape);
+    let (rank, count) = (shape.rank, shape.count());
+    let held = steps.scratch((rank + 1) * count);
+    let blocks = |first: usize, end: usize| held.part(first * count..end * count);
+    steps.copy(shape.contribution(), blocks(rank, rank + 1));
+    for distance in distances(shape.world) {
+        let run = |last: usize| blocks((last + 1).saturating_sub(distance), last + 1);
+        if rank + distance < shape.world {
+            steps.send(rank + distance, run(rank));
+        }
+        if rank >= distance {
+            steps.recv(rank - distance, run(rank - distance), Wire::Partial);
+        }
+    }
+    let sum = blocks(0, 1);
+    for other in 1..shape.contributors() {
+        steps.reduce(blocks(other, other + 1), sum);
+    }
+    if shape.contributors() > 0 {
+        steps.finish(sum, shape.output());
     }
     steps.done()
 }

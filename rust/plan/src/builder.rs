@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{Buffer, Counts, Plan, Shape, Span, Step, Wire};
-use crate::types::{Collective, Rank};
+use crate::types::Rank;
 
 /// A plan being written. Steps over empty spans are left out here, once for all algorithms: sender and
 /// receiver know the same length, so both leave out the same messages.
@@ -217,17 +217,14 @@ impl Shape<'_> {
         (self.rank + self.world - distance) % self.world
     }
 
-    /// `count()` elements of `Output`: the result of all_reduce, reduce and broadcast.
+    /// `count()` elements of `Output`: the result of all_reduce, reduce, broadcast, scan and exscan.
     pub(super) fn output(&self) -> Span {
         Span::new(Buffer::Output, 0, self.count())
     }
 
-    /// This rank's contribution to all_reduce or reduce.
+    /// This rank's contribution to all_reduce, reduce, scan or exscan.
     pub(super) fn contribution(&self) -> Span {
-        debug_assert!(matches!(
-            self.collective,
-            Collective::AllReduce | Collective::Reduce
-        ));
+        debug_assert!(self.collective.reduces() && !self.collective.gives_blocks());
         let buffer = if self.in_place {
             Buffer::Output
         } else {

@@ -88,7 +88,9 @@ impl Passage {
                     abreast: hosts.iter().map(Vec::len).min().unwrap_or(1),
                 })
             }
-            Algorithm::Ring if shape.collective == Collective::Broadcast => {
+            Algorithm::Ring
+                if shape.collective == Collective::Broadcast || shape.collective.is_prefix() =>
+            {
                 let places = &topology.host_of;
                 let leaves = (0..places.len())
                     .filter(|rank| places[*rank] != places[(rank + 1) % places.len()]);

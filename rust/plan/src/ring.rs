@@ -36,6 +36,8 @@ pub(super) const FAMILY: Family = Family {
                 | Collective::Broadcast
                 | Collective::AllGather
                 | Collective::ReduceScatter
+                | Collective::Scan
+                | Collective::Exscan
         )
     },
     build,
@@ -49,6 +51,7 @@ fn build(shape: &Shape, chunk: usize) -> Option<Plan> {
         Collective::Broadcast => broadcast(shape, chunk),
         Collective::AllGather => all_gather(shape, chunk),
         Collective::ReduceScatter => reduce_scatter(shape, chunk),
+        Collective::Scan | Collective::Exscan => prefix(shape, chunk),
         _ => return None,
     })
 }
@@ -70,15 +73,11 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
             bill.rounds(1);
             bill.root_takes(slice * widening, 1.0, Taken::Copied, 1.0);
         }
-        Collective::Broadcast => {
-            let pieces = work.pieces_of(work.elements);
-            let piece = bytes / pieces;
-            bill.hops(work.world - 1);
-            bill.send_right(pieces, piece, Taken::Copied, 1.0);
-            let hop = bill.sending(piece) + bill.taking(piece, Taken::Copied, 1.0);
-            bill.alone += (work.world - 2) as f64 * hop;
-            let leaving = bill.at.runs.saturating_sub(1);
-            bill.wire += leaving as f64 * piece;
+        Collective::Broadcast => along_a_chain(work, bill, (bytes, 0.0)),
+        Collective::Scan | Collective::Exscan => {
+            // Each rank folds its own into what comes, and keeps a result of it.
+            let work_of_one = bill.costs.fold + bill.costs.copy;
+            along_a_chain(work, bill, (bytes * widening, work_of_one));
         }
         Collective::AllGather => {
             bill.pass(bytes);
@@ -90,6 +89,23 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
             bill.around(block, pieces, Taken::Folded, 1.0);
         }
     }
+}
+
+/// `bytes` go from neighbour to neighbour in pieces; a rank works on each byte for `work_of_one` before it sends it on, and
+/// then has two pieces in hand.
+fn along_a_chain(work: &Work, bill: &mut Bill, (bytes, work_of_one): (f64, f64)) {
+    let pieces = work.pieces_of(work.elements);
+    let piece = bytes / pieces;
+    bill.hops(work.world - 1);
+    bill.send_right(pieces, piece, Taken::Copied, 1.0);
+    bill.each += bytes * work_of_one;
+    let mut hop = bill.sending(piece) + bill.taking(piece, Taken::Copied, 1.0);
+    if work_of_one > 0.0 {
+        hop = (hop + piece * work_of_one) * pieces.min(2.0);
+    }
+    bill.alone += (work.world - 2) as f64 * hop;
+    let leaving = bill.at.runs.saturating_sub(1);
+    bill.wire += leaving as f64 * piece;
 }
 
 /// Where a rank accumulates the block it works on.
@@ -257,6 +273,57 @@ fn broadcast(shape: &Shape, chunk: usize) -> Plan {
         }
         if !is_first && index + 1 < pieces {
             steps.recv(left, output.piece(index + 1, chunk), Wire::Element);
+        }
+    }
+    steps.done()
+}
+
+/// A chain from rank 0 to the last, in which each rank receives the sum of those before it and sends it on with its own at the
+/// right, in pieces of `chunk` elements. Its result is the one sum or the other.
+///
+/// Each link carries the elements once. Sums grow in scratch memory, since those that are sent on are not finished.
+fn prefix(shape: &Shape, chunk: usize) -> Plan {
+    let mut steps = Steps::of(shape);
+    let (own, output) = (shape.contribution(), shape.output());
+    let is_inclusive = shape.collective == Collective::Scan;
+    let (is_first, is_last) = (shape.rank == 0, shape.rank + 1 == shape.world);
+    let has_sum = !is_first || (is_inclusive && shape.widen);
+    let has_next = !is_inclusive && !is_first && !is_last;
+    let mut two = |are_used: bool| {
+        let length = if are_used { chunk.min(own.len) } else { 0 };
+        [(); 2].map(|()| steps.scratch(length))
+    };
+    let (sums, nexts) = (two(has_sum), two(has_next));
+    for index in 0..pieces(own.len, chunk) {
+        let (own, output) = (own.piece(index, chunk), output.piece(index, chunk));
+        let (mut sum, mut next) = (own, own);
+        if has_sum {
+            sum = sums[index % 2].part(0..own.len);
+        }
+        if is_first {
+            // Left out where it is the sum.
+            steps.copy(own, sum);
+        } else {
+            let wire = match shape.rank {
+                1 => Wire::Element,
+                _ => Wire::Partial,
+            };
+            steps.recv(shape.before(1), sum, wire);
+            if has_next {
+                next = nexts[index % 2].part(0..own.len);
+                steps.copy(sum, next);
+            } else {
+                next = sum;
+            }
+            if is_inclusive || has_next {
+                steps.reduce(own, next);
+            }
+        }
+        if !is_last {
+            steps.send(shape.after(1), next);
+        }
+        if shape.contributors() > 0 {
+            steps.finish(sum, output);
         }
     }
     steps.done()

@@ -96,7 +96,8 @@ pub fn choose(
     }
 }
 
-/// `choice` where a reduction is to fold in rank order: by an algorithm of messages that does. In shared memory all do.
+/// `choice` where a reduction is to fold in rank order: by an algorithm of messages that does. In shared memory all do, and all
+/// algorithms of prefixes.
 pub fn in_rank_order(
     choice: Choice,
     shape: &Shape,
@@ -104,6 +105,9 @@ pub fn in_rank_order(
     topology: &Topology,
     costs: &Costs,
 ) -> Choice {
+    if shape.collective.is_prefix() {
+        return choice;
+    }
     let candidates = [Algorithm::Direct, Algorithm::TwoShot]
         .into_iter()
         .filter(|algorithm| applicable_on(*algorithm, shape, topology));

@@ -7,7 +7,7 @@ use crate::types::{Collective, Rank};
 pub enum Counts<'a> {
     /// The same number everywhere.
     ///
-    /// all_reduce, reduce, broadcast: the length of the buffer. all_gather, gather: the length of each
+    /// all_reduce, reduce, broadcast, scan, exscan: the length of the buffer. all_gather, gather: the length of each
     /// contribution. reduce_scatter, scatter: the length of each result. all_to_all: the length of each
     /// block.
     Even(usize),
@@ -35,9 +35,21 @@ pub struct Shape<'a> {
     pub counts: Counts<'a>,
     /// The root of a rooted collective (0 otherwise).
     pub root: Rank,
-    /// The input lies in the output buffer already and `Input` must not be used. all_reduce, reduce: at the
+    /// The input lies in the output buffer already and `Input` must not be used. all_reduce, reduce, scan, exscan: at the
     /// same place. all_gather: as this rank's block. broadcast is always in place. Not for the others.
     pub in_place: bool,
     /// Reductions must accumulate in `Scratch`, because the accumulation type is wider than the element type.
     pub widen: bool,
+}
+
+impl Shape<'_> {
+    /// The ranks whose inputs are in a result of this rank, in a reduction: those from 0 to below this number.
+    #[inline]
+    pub const fn contributors(&self) -> usize {
+        match self.collective {
+            Collective::Scan => self.rank + 1,
+            Collective::Exscan => self.rank,
+            _ => self.world,
+        }
+    }
 }

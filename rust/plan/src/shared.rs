@@ -46,10 +46,7 @@ pub fn longer_buffer(shape: &Shape, element_size: usize) -> Option<usize> {
     let Counts::Even(count) = shape.counts else {
         return None;
     };
-    let blocks = match shape.collective {
-        Collective::AllGather | Collective::ReduceScatter => shape.world,
-        _ => 1,
-    };
+    let blocks = shape.collective.blocks(shape.world);
     Some(count.saturating_mul(element_size).saturating_mul(blocks))
 }
 
@@ -76,14 +73,11 @@ pub fn serves(
             let chunk = chunk(shape.collective, shape.world, topology.cores_per_host);
             let steps = (bytes / chunk).saturating_mul(shape.world + 8);
             steps <= MOST_STEPS
-                && matches!(
-                    shape.collective,
-                    Collective::AllReduce
-                        | Collective::Reduce
-                        | Collective::Broadcast
-                        | Collective::AllGather
-                        | Collective::ReduceScatter
-                )
+                && (shape.collective.reduces()
+                    || matches!(
+                        shape.collective,
+                        Collective::Broadcast | Collective::AllGather
+                    ))
         }
         _ => false,
     }

@@ -88,7 +88,9 @@ fn piece(shape: &Shape, room: usize) -> usize {
     let world = shape.world.max(1);
     match shape.collective {
         Collective::AllGather => room / world,
-        Collective::AllReduce | Collective::Reduce => room / 2,
+        Collective::AllReduce | Collective::Reduce | Collective::Scan | Collective::Exscan => {
+            room / 2
+        }
         Collective::ReduceScatter | Collective::Gather | Collective::Scatter => room / (world + 1),
         Collective::AllToAll => room / (2 * world),
         _ => room,
@@ -177,10 +179,14 @@ fn chunk(shape: &Shape, piece: usize, index: usize) -> Chunk {
     };
     let slot = |at, len| Some(Place { at, len });
     match shape.collective {
-        Collective::AllReduce | Collective::Reduce => {
+        Collective::AllReduce | Collective::Reduce | Collective::Scan | Collective::Exscan => {
             chunk.puts.push((contribution, 0));
             chunk.input = slot(0, own);
-            if is_root || shape.collective == Collective::AllReduce {
+            let gets = match shape.collective {
+                Collective::Reduce => is_root,
+                _ => shape.contributors() > 0,
+            };
+            if gets {
                 chunk.output = slot(piece, own);
                 chunk.gets.push((piece, whole));
             }

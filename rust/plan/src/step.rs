@@ -140,7 +140,7 @@ pub enum Step {
         /// The left operand and the result.
         dst: Span,
     },
-    /// `dst = finish(src)`: what completes a reduction. Divides by the world size for `avg` and rounds out of
+    /// `dst = finish(src)`: what completes a reduction. Divides by the number of contributors for `avg` and rounds out of
     /// `Scratch`. `src == dst` is allowed. Each reduced element is finished exactly once, on the rank that
     /// completes it, before it is sent on as a result.
     Finish {
@@ -149,8 +149,9 @@ pub enum Step {
         /// The result.
         dst: Span,
     },
-    /// `dst = finish(x0 op x1 op ...)` in the order of the ranks and in one pass, of what all ranks contribute. In one
-    /// pass means that a sum in a wider type is rounded once.
+    /// `dst = finish(x0 op x1 op ...)` in the order of the ranks and in one pass, of what the
+    /// [contributors](super::Shape::contributors) to this rank's result give. In one pass means that a sum in a wider type is
+    /// rounded once.
     ReduceAll {
         /// Where the contributions lie.
         srcs: Sources,

@@ -7,72 +7,112 @@ use std::fmt;
 /// A process's number in a communicator, `0..world_size`.
 pub type Rank = usize;
 
-/// The operations of a communicator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Collective {
+macro_rules! collectives {
+    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal $text:literal,)+) => {
+        /// The operations of a communicator.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum Collective {
+            $($(#[doc = $doc])+ $name = $number,)+
+        }
+
+        impl Collective {
+            /// Every operation, in the order of their numbers.
+            pub const ALL: [Self; [$(Collective::$name),+].len()] = [$(Self::$name),+];
+
+            /// The name users know it by (`all_reduce`).
+            #[inline]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)+
+                }
+            }
+        }
+    };
+}
+
+collectives! {
     /// Every rank gets the reduction of all inputs.
-    AllReduce = 1,
+    AllReduce = 1 "all_reduce",
     /// The root gets the reduction of all inputs.
-    Reduce = 2,
+    Reduce = 2 "reduce",
     /// Every rank gets the root's buffer.
-    Broadcast = 3,
+    Broadcast = 3 "broadcast",
     /// Every rank gets all inputs, in rank order.
-    AllGather = 4,
+    AllGather = 4 "all_gather",
     /// Rank r gets block r of the reduction of all inputs.
-    ReduceScatter = 5,
+    ReduceScatter = 5 "reduce_scatter",
     /// The root gets all inputs, in rank order.
-    Gather = 6,
+    Gather = 6 "gather",
     /// Rank r gets block r of the root's input.
-    Scatter = 7,
+    Scatter = 7 "scatter",
     /// Rank r gets block r of every rank's input, in rank order.
-    AllToAll = 8,
+    AllToAll = 8 "all_to_all",
     /// No rank leaves before all ranks have come.
-    Barrier = 9,
+    Barrier = 9 "barrier",
     /// Point-to-point send.
-    Send = 10,
+    Send = 10 "send",
     /// Point-to-point receive.
-    Recv = 11,
+    Recv = 11 "recv",
+    /// Rank r gets `((x0 op x1) op ...) op xr`, the reduction of the inputs up to its own, in exactly this order.
+    Scan = 12 "scan",
+    /// The same without its own: rank 0 gets nothing, and what its output holds stays there.
+    Exscan = 13 "exscan",
 }
 
 impl Collective {
-    /// Every operation, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
-        Self::AllReduce,
-        Self::Reduce,
-        Self::Broadcast,
-        Self::AllGather,
-        Self::ReduceScatter,
-        Self::Gather,
-        Self::Scatter,
-        Self::AllToAll,
-        Self::Barrier,
-        Self::Send,
-        Self::Recv,
-    ];
+    /// Whether it combines inputs by an operator.
+    #[inline]
+    pub const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter) || self.is_prefix()
+    }
+
+    /// Whether each rank gets the reduction of the ranks before it.
+    #[inline]
+    pub const fn is_prefix(self) -> bool {
+        matches!(self, Self::Scan | Self::Exscan)
+    }
+
+    /// Whether one rank, the root, has another part than the others.
+    #[inline]
+    pub const fn has_root(self) -> bool {
+        matches!(
+            self,
+            Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter
+        )
+    }
+
+    /// Whether the input may lie in the output.
+    #[inline]
+    pub const fn may_be_in_place(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::AllGather) || self.is_prefix()
+    }
+
+    /// Whether an input has a block for each rank.
+    #[inline]
+    pub const fn gives_blocks(self) -> bool {
+        matches!(self, Self::ReduceScatter | Self::Scatter | Self::AllToAll)
+    }
+
+    /// Whether an output has a block of each rank.
+    #[inline]
+    pub const fn takes_blocks(self) -> bool {
+        matches!(self, Self::AllGather | Self::Gather | Self::AllToAll)
+    }
+
+    /// Blocks of the longer buffer of a rank, the root where there is one, among `world` ranks.
+    #[inline]
+    pub const fn blocks(self, world: usize) -> usize {
+        match self.gives_blocks() || self.takes_blocks() {
+            true => world,
+            false => 1,
+        }
+    }
 
     /// Whether what goes from one rank to another is known to these two alone, unless all ranks give the same count.
     #[inline]
     pub const fn is_between_pairs(self) -> bool {
         matches!(self, Self::Gather | Self::Scatter | Self::AllToAll)
-    }
-
-    /// The name users know it by (`all_reduce`).
-    #[inline]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::Reduce => "reduce",
-            Self::Broadcast => "broadcast",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::AllToAll => "all_to_all",
-            Self::Barrier => "barrier",
-            Self::Send => "send",
-            Self::Recv => "recv",
-        }
     }
 
     /// The operation with this number, if there is one.
@@ -173,6 +213,6 @@ mod tests {
             assert_eq!(Collective::from_number(collective as u8), Some(collective));
         }
         assert_eq!(Collective::from_number(0), None);
-        assert_eq!(Collective::from_number(12), None);
+        assert_eq!(Collective::from_number(14), None);
     }
 }

@@ -118,10 +118,10 @@ fn explain<'py>(
         .with_links(costs.remote_latency, costs.remote_byte);
     let question = Question {
         collective,
-        count: size / dtype.size() / blocks(collective, world),
+        count: size / dtype.size() / collective.blocks(world).max(1),
         root,
         element_size: dtype.size(),
-        widen: reduces(collective) && ReduceOp::Sum.accumulator(dtype) != dtype,
+        widen: collective.reduces() && ReduceOp::Sum.accumulator(dtype) != dtype,
         in_heap: heap,
         topology,
         costs,
@@ -150,25 +150,6 @@ fn explain<'py>(
         }
     }
     Ok(told)
-}
-
-/// Blocks of the longer buffer of a rank.
-fn blocks(collective: Collective, world: usize) -> usize {
-    match collective {
-        Collective::AllGather
-        | Collective::ReduceScatter
-        | Collective::Gather
-        | Collective::Scatter
-        | Collective::AllToAll => world.max(1),
-        _ => 1,
-    }
-}
-
-const fn reduces(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
-    )
 }
 
 /// Prices in seconds, of an operation or for a byte.

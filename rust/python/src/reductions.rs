@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use pyo3::prelude::*;
+use unisono::buffer::Memory;
 use unisono::error::Error;
-use unisono::types::ReduceOp;
+use unisono::types::{DataType, ReduceOp};
 use unisono::{Request, Sizes};
 
 use crate::arrays::{Array, stacked};
@@ -67,30 +68,108 @@ impl Communicator {
         stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("all_reduce", async_op, timeout, stream);
-        let (request, arrays, value) = match out {
-            None => {
-                let array = Array::output(&how, "array", array)?;
-                // SAFETY: `finish` keeps the arrays until the operation has ended; so everywhere in this file.
-                let memory = unsafe { array.memory() };
-                (
-                    Request::all_reduce(array.dtype(), op.0, None, memory),
-                    vec![array],
-                    None,
-                )
-            }
-            Some(given) => {
-                let input = Array::input(&how, "array", array)?;
-                let out = Array::output(&how, "out", given)?;
-                out.check_output_for(&input, input.count())?;
-                // SAFETY: as above.
-                let (source, target) = unsafe { (input.memory(), out.memory()) };
-                let source = (!input.is_same_as(&out)).then_some(source);
-                let request = Request::all_reduce(out.dtype(), op.0, source, target);
-                (request, vec![input, out], Some(given))
-            }
-        };
-        let value = value.unwrap_or(array);
-        self.finish(py, request, arrays, value, &how)
+        self.reduce_to_all(py, (array, out), &how, |dtype, source, target| {
+            Request::all_reduce(dtype, op.0, source, target)
+        })
+    }
+
+    /// Reduce the arrays of the ranks up to this one, as MPI_Scan does.
+    ///
+    /// Rank r gets ``((x0 op x1) op ...) op xr``, in exactly this order, whatever the algorithm: each result is, bit for bit,
+    /// what continues that of the rank before, and the same in every run. 16-bit and 8-bit floats are summed in float32, and
+    /// the result of each rank is rounded once. "avg" is the average of these r + 1 arrays.
+    ///
+    /// Parameters
+    /// ----------
+    /// array : array
+    ///     This rank's contribution, of the same type and number of elements on all ranks. Without `out`
+    ///     the result replaces it.
+    /// op : str or ReduceOp, optional
+    ///     How contributions are combined: "sum", "avg", "prod", "min", "max", "band", "bor", "bxor",
+    ///     "land", "lor", "lxor" or ``ReduceOp.premul_sum(factor)``.
+    /// out : array, optional
+    ///     Where the result goes; `array` then stays as it is.
+    /// async_op : bool, optional
+    ///     Return a `Work` at once instead of waiting.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
+    ///
+    /// Returns
+    /// -------
+    /// array or Work
+    ///     `out` if it was given, else `array`.
+    ///
+    /// Raises
+    /// ------
+    /// Error
+    ///     As `all_reduce`.
+    #[pyo3(signature = (array, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None, stream=None), text_signature = "($self, array, op='sum', *, out=None, async_op=False, timeout=None, stream=None)")]
+    fn scan(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        op: Operator,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<Seconds>,
+        stream: Option<Stream>,
+    ) -> PyResult<Py<PyAny>> {
+        let how = How::new("scan", async_op, timeout, stream);
+        self.reduce_to_all(py, (array, out), &how, |dtype, source, target| {
+            Request::scan(dtype, op.0, source, target)
+        })
+    }
+
+    /// Reduce the arrays of the ranks before this one, as MPI_Exscan does.
+    ///
+    /// Rank r gets the result that `scan` gives rank r - 1, bit for bit; "avg" is the average of r arrays. Rank 0 gets none:
+    /// `out`, or without it `array`, stays as it is there. Fill `out` with what rank 0 shall have, such as zeros for a sum.
+    ///
+    /// Parameters
+    /// ----------
+    /// array : array
+    ///     This rank's contribution, of the same type and number of elements on all ranks. Without `out`
+    ///     the result replaces it, but on rank 0.
+    /// op : str or ReduceOp, optional
+    ///     How contributions are combined: "sum", "avg", "prod", "min", "max", "band", "bor", "bxor",
+    ///     "land", "lor", "lxor" or ``ReduceOp.premul_sum(factor)``.
+    /// out : array, optional
+    ///     Where the result goes; `array` then stays as it is.
+    /// async_op : bool, optional
+    ///     Return a `Work` at once instead of waiting.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
+    ///
+    /// Returns
+    /// -------
+    /// array or Work
+    ///     `out` if it was given, else `array`.
+    ///
+    /// Raises
+    /// ------
+    /// Error
+    ///     As `all_reduce`.
+    #[pyo3(signature = (array, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None, stream=None), text_signature = "($self, array, op='sum', *, out=None, async_op=False, timeout=None, stream=None)")]
+    fn exscan(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        op: Operator,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<Seconds>,
+        stream: Option<Stream>,
+    ) -> PyResult<Py<PyAny>> {
+        let how = How::new("exscan", async_op, timeout, stream);
+        self.reduce_to_all(py, (array, out), &how, |dtype, source, target| {
+            Request::exscan(dtype, op.0, source, Some(target))
+        })
     }
 
     /// Sum or average arrays of float32 that travel between hosts in 8 bits: for slow links.
@@ -206,7 +285,7 @@ impl Communicator {
         if root != self.core().rank() {
             self.refuse_out(py, how.operation, out)?;
             let array = Array::input(&how, "array", array)?;
-            // SAFETY: as above.
+            // SAFETY: `finish` keeps the arrays until the operation has ended; so everywhere in this file.
             let memory = unsafe { array.memory() };
             let request = Request::reduce(array.dtype(), op.0, root, Some(memory), None);
             return self.finish(py, request, vec![array], &none(py), &how);
@@ -333,5 +412,32 @@ impl Communicator {
         let request = Request::reduce_scatter(input.dtype(), op.0, source, target, sizes);
         let value = out.given().clone();
         self.finish(py, request, vec![input, out], &value, &how)
+    }
+}
+
+impl Communicator {
+    /// A reduction after which each rank has a result as long as its contribution: in `out`, or else in `array`. `make` gets
+    /// the type, the input if it is another than the output, and the output.
+    fn reduce_to_all(
+        &self,
+        py: Python<'_>,
+        (array, out): (&Bound<'_, PyAny>, Option<&Bound<'_, PyAny>>),
+        how: &How,
+        make: impl FnOnce(DataType, Option<Memory>, Memory) -> Request,
+    ) -> PyResult<Py<PyAny>> {
+        let Some(given) = out else {
+            let own = Array::output(how, "array", array)?;
+            // SAFETY: as above.
+            let request = make(own.dtype(), None, unsafe { own.memory() });
+            return self.finish(py, request, vec![own], array, how);
+        };
+        let input = Array::input(how, "array", array)?;
+        let out = Array::output(how, "out", given)?;
+        out.check_output_for(&input, input.count())?;
+        // SAFETY: as above.
+        let (source, target) = unsafe { (input.memory(), out.memory()) };
+        let source = (!input.is_same_as(&out)).then_some(source);
+        let request = make(out.dtype(), source, target);
+        self.finish(py, request, vec![input, out], given, how)
     }
 }

@@ -91,7 +91,7 @@ impl Case {
             ),
         };
         let (input, output) = match self.collective {
-            Collective::AllReduce => (Some(own), Some(own)),
+            Collective::AllReduce | Collective::Scan | Collective::Exscan => (Some(own), Some(own)),
             Collective::Reduce => (Some(own), is_root.then_some(own)),
             Collective::Broadcast => (None, Some(own)),
             Collective::AllGather => (Some(own), Some(all)),
@@ -105,11 +105,8 @@ impl Case {
             _ => (None, None),
         };
         let in_place = self.in_place
-            && match self.collective {
-                Collective::Reduce => is_root,
-                Collective::AllReduce | Collective::AllGather => true,
-                _ => false,
-            };
+            && self.collective.may_be_in_place()
+            && (self.collective != Collective::Reduce || is_root);
         (input.filter(|_| !in_place), output)
     }
 
@@ -255,6 +252,10 @@ pub(crate) fn all(world: usize, count: usize, dtype: DataType, op: ReduceOp) -> 
         cases.extend([
             case(Collective::AllReduce).reducing(op),
             case(Collective::AllReduce).reducing(op).in_place(),
+            case(Collective::Scan).reducing(op),
+            case(Collective::Scan).reducing(op).in_place(),
+            case(Collective::Exscan).reducing(op),
+            case(Collective::Exscan).reducing(op).in_place(),
             case(Collective::Reduce).reducing(op).rooted(root),
             case(Collective::Reduce).reducing(op).in_place(),
             case(Collective::ReduceScatter).reducing(op),

@@ -60,6 +60,8 @@ def test_bus_bandwidths_are_those_of_nccl_tests() -> None:
         "reduce": 1,
         "gather": 0.75,
         "scatter": 0.75,
+        "scan": 1,
+        "exscan": 1,
         "send_recv": 1,
         "barrier": 0,
     }
@@ -84,12 +86,13 @@ def carried_out(cells: list[Cell], root: int) -> None:
     operation = cells[0].operation
     given = [cell.given.astype(np.float64) for cell in cells]
     for rank, cell in enumerate(cells):
-        if operation.is_to_root and rank != root:
+        contributors = operation.contributors(rank, len(cells))
+        if contributors == 0 or (operation.is_to_root and rank != root):
             continue
         own = slice(rank * cell.count, (rank + 1) * cell.count)
         if operation.reduces:
             how = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "avg": np.mean}
-            whole = how[cell.known.reduction](given, axis=0)
+            whole = how[cell.known.reduction](given[:contributors], axis=0)
             cell.taken[:] = whole[own] if operation.gives_blocks else whole
         elif operation.gives_blocks and operation.takes_blocks:
             cell.taken[:] = np.concatenate([one[own] for one in given])
@@ -261,6 +264,12 @@ def test_other_types_and_buffers_are_right_too() -> None:
     ]
 
 
+def test_prefixes_are_right_too() -> None:
+    for op in ("prod", "avg"):
+        done = bench("scan", "exscan", "-n", "3", "--sizes", "9K", "--op", op, "--iterations", "3")
+        assert [words[:4] for words in data(done)] == [["9216", "2304", "float32", op]] * 2
+
+
 def test_a_rank_of_a_job_prints_once() -> None:
     command = [*UNISONO, "launch", "-n", "3", "-m", "unisono", "bench", "--sizes", "4K", *QUICK]
     done = run(command, env=ENVIRONMENT)
@@ -341,6 +350,10 @@ def test_gloo_is_measured_beside_it(tmp_path: Path) -> None:
     assert any(line.startswith("# no mpi: start the ranks by it: mpirun") for line in done.out)
     assert any(line.endswith("gloo") for line in done.out)
     for row, words in zip(Run.read(path).rows, data(done), strict=True):
+        if row.operation in ("scan", "exscan"):
+            # torch has none.
+            assert (row.peers, words[-1]) == ({}, "-")
+            continue
         gloo, form = row.peers["gloo"], row.out_of_place
         if row.operation in ("all_reduce", "reduce", "broadcast"):
             form = row.in_place

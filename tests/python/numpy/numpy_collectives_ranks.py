@@ -56,6 +56,7 @@ class Matrix:
         for count in counts[::2]:
             self.reduce(name, op, count)
             self.reduce_scatter(name, op, count)
+            self.prefixes(name, op, count)
         self.reduce_scatter_v(name, op)
 
     def all_reduce(self, name: str, op: str, count: int) -> None:
@@ -86,6 +87,23 @@ class Matrix:
         else:
             assert result is None
             assert mine.tobytes() == inputs[self.rank].tobytes()
+
+    def prefixes(self, name: str, op: str, count: int) -> None:
+        inputs = self.inputs(name, count)
+        operator = self.operator(op, name)
+        is_in_place = self.salt % 2 == 0
+        for call, last in ((self.comm.scan, self.rank), (self.comm.exscan, self.rank - 1)):
+            mine = inputs[self.rank].copy()
+            out = mine if is_in_place else np.ones_like(mine)
+            # Rank 0 has no result of exscan.
+            expected = reduced(op, name, inputs[: last + 1]) if last >= 0 else out.copy()
+            assert call(mine, operator, out=None if is_in_place else out) is out
+            if last < 0:
+                same(out, expected)
+            else:
+                check(out, expected, op, name)
+            if not is_in_place:
+                same(mine, inputs[self.rank])
 
     def reduce_scatter(self, name: str, op: str, count: int) -> None:
         inputs = self.inputs(name, count * self.world)
@@ -235,6 +253,8 @@ def every_combination() -> int:
         for name in ("float32", "bfloat16", "uint8"):
             matrix.all_reduce(name, "sum", LARGE)
             matrix.reduce(name, "sum", LARGE)
+            matrix.prefixes(name, "sum", LARGE)
+            matrix.prefixes(name, "sum", LARGE)
             matrix.reduce_scatter(name, "sum", LARGE // comm.size)
             matrix.moves(name, LARGE // comm.size)
             matrix.messages(name, LARGE)
@@ -242,6 +262,27 @@ def every_combination() -> int:
         assert len(set(seen.tolist())) == 1, "ranks hold different bits"
         assert comm.error is None
         return matrix.cases
+
+
+def prefixes_are_loops() -> None:
+    """Each prefix has the bits of a loop over the ranks, whoever takes part in place."""
+    with unisono.init(timeout=60) as comm:
+        for name in ("float32", "bfloat16", "complex128"):
+            for count in (1, 1003, LARGE):
+                every = [contribution(name, rank, count, 7) for rank in range(comm.size)]
+                wide = np.dtype(np.float32) if name == "bfloat16" else every[0].dtype
+                total = every[0].astype(wide)
+                totals = [total]
+                for one in every[1:]:
+                    total = total + one.astype(wide)
+                    totals.append(total)
+                is_in_place = comm.rank % 2 == 1
+                for call, last in ((comm.scan, comm.rank), (comm.exscan, comm.rank - 1)):
+                    mine = every[comm.rank].copy()
+                    out = mine if is_in_place else np.zeros_like(mine)
+                    expected = totals[last].astype(mine.dtype) if last >= 0 else out.copy()
+                    call(mine, out=None if is_in_place else out)
+                    same(out, expected)
 
 
 def refused(comm: unisono.Communicator, name: str, op: str) -> None:

@@ -102,6 +102,8 @@ def mismatch(field: str) -> tuple[str, str, int | None, bool]:
     with pytest.raises(unisono.MismatchError) as caught:
         if field == "operation":
             comm.all_gather(a) if odd else comm.all_reduce(a)
+        elif field == "prefix":
+            comm.exscan(a) if odd else comm.scan(a)
         elif field == "dtype":
             comm.all_reduce(a.astype(np.int32) if odd else a)
         elif field == "count":

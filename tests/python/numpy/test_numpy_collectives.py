@@ -26,7 +26,7 @@ def test_every_combination(transport, world):
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["direct", "ring", "tree", "recursive_doubling", "halving", "windows", "in_place"],
+    ["direct", "ring", "tree", "recursive_doubling", "halving", "bruck", "windows", "in_place"],
 )
 def test_every_combination_by_each_algorithm(algorithm):
     run_ranks(
@@ -48,6 +48,11 @@ def test_every_combination_between_hosts_by_hierarchy(world):
             "UNISONO_HOST": ["left", "right"][rank % 2],
         },
     )
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "direct", "ring", "bruck", "windows"])
+def test_prefixes_have_the_bits_of_a_loop(algorithm):
+    run_ranks(5, "numpy_collectives_ranks:prefixes_are_loops", env={"UNISONO_ALGORITHM": algorithm})
 
 
 @pytest.mark.parametrize("world", [1, 3, 4])

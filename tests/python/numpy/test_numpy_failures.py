@@ -17,6 +17,7 @@ TRANSPORTS = ["shm", "tcp"]
 # Differences of rank 1 from the others, and the words that the error must have for them.
 DIFFERENCES = {
     "operation": ["all_reduce", "all_gather"],
+    "prefix": ["scan #", "exscan #"],
     "dtype": ["float32", "int32"],
     "count": ["8", "5"],
     "op": ["sum", "max"],

@@ -22,6 +22,8 @@ pub(super) struct Ticket<'a> {
     pub(super) number: u64,
     pub(super) rank: Rank,
     pub(super) world: usize,
+    /// As [`Shape::contributors`](crate::plan::Shape::contributors).
+    pub(super) contributors: usize,
     /// The last operation's number, unless that is known to have been on the same stream.
     pub(super) after: Option<u64>,
     /// The number of the wait that its first step would be.
@@ -423,7 +425,7 @@ impl<'a> Queueing<'a> {
         let mut sources = vec![0];
         let (mut bases, mut guard) = (0, self.guard());
         if ticket.world > 1 {
-            sources = (0..ticket.world)
+            sources = (0..ticket.contributors)
                 .map(|rank| self.source(rank, half, at).map(|source| source.at))
                 .collect::<Result<_>>()?;
             if let Some(found) = self.find(half)? {
@@ -450,7 +452,7 @@ impl<'a> Queueing<'a> {
                     copies,
                 },
                 (bytes / size) as u64,
-                (ticket.world as u32, guard),
+                (ticket.contributors as u32, guard),
             )
         };
         let with_own = |done: usize, out: u64, bytes: usize| match own {

@@ -148,6 +148,7 @@ impl Direct {
         let is_apart = match request.collective {
             // In one shot a rank writes its output while others read its input, which may be the same.
             Collective::AllReduce => self.shots(request, shape) != Shots::One,
+            Collective::Scan | Collective::Exscan => false,
             // To wait until all have read costs ranks that take turns more than the copy (an H200: 64 MiB between 4 ranks 1.18
             // and 0.77 ms).
             Collective::AllGather | Collective::AllToAll => !self.takes_turns,
@@ -184,9 +185,9 @@ impl Direct {
     /// share a device, each chunk costs it a turn of every rank or, under MPS, the host some calls of the driver. Counts that
     /// not every rank knows say nothing.
     pub(super) fn wanted(&self, request: &Request, world: usize) -> Option<usize> {
-        let blocks = match request.collective {
-            Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => world,
-            _ => 1,
+        let blocks = match request.collective.gives_blocks() {
+            true => world,
+            false => 1,
         };
         let bytes = even_bytes(request, blocks)?;
         let most = self.most.load(Ordering::Relaxed);
@@ -272,12 +273,7 @@ fn number_of(print: &[u8]) -> u32 {
 
 /// Bytes of the longest buffer of any rank, where each rank knows that.
 fn longest_buffer(request: &Request, world: usize) -> Option<usize> {
-    match request.collective {
-        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => {
-            even_bytes(request, 1)
-        }
-        _ => even_bytes(request, world),
-    }
+    even_bytes(request, request.collective.blocks(world))
 }
 
 /// Bytes of `blocks` blocks, where all have the same length, which each rank knows.

@@ -277,6 +277,7 @@ impl DeviceGroup {
             number,
             rank,
             world,
+            contributors: shape.contributors(),
             after: turn.after,
             first_wait,
             captured: turn.captured,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::{Completion, PointToPoint, Received, Request, Sizes};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::types::{Collective, Rank};
+use crate::types::Rank;
 
 /// The numbers of the ranks of a group whose ranks keep them.
 #[derive(Debug)]
@@ -108,14 +108,12 @@ impl Mask {
     /// The request as the group carries it out.
     fn pass_on(&self, request: Request) -> Result<Request> {
         request.check(self.rank(), self.world)?;
-        let root = match request.collective {
-            Collective::Broadcast
-            | Collective::Reduce
-            | Collective::Gather
-            | Collective::Scatter => self.place(request.root)?,
-            _ => request.root,
+        let root = match request.collective.has_root() {
+            true => self.place(request.root)?,
+            false => request.root,
         };
-        let (input, output) = has_blocks(request.collective);
+        let input = request.collective.gives_blocks();
+        let output = request.collective.takes_blocks();
         if !input && !output {
             return Ok(Request { root, ..request });
         }
@@ -185,16 +183,6 @@ impl Mask {
             completion: self.completion(options.completion),
             ..options
         }
-    }
-}
-
-/// Whether input and output have a block for each rank.
-pub(super) fn has_blocks(collective: Collective) -> (bool, bool) {
-    match collective {
-        Collective::AllGather | Collective::Gather => (false, true),
-        Collective::ReduceScatter | Collective::Scatter => (true, false),
-        Collective::AllToAll => (true, true),
-        _ => (false, false),
     }
 }
 

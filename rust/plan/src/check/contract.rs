@@ -40,7 +40,9 @@ pub(crate) fn initial<const WORDS: usize>(
     let rank = shape.rank;
     let is_root = rank == shape.root;
     let (input, output) = match shape.collective {
-        Collective::AllReduce => (count_of(shape, rank), count_of(shape, rank)),
+        Collective::AllReduce | Collective::Scan | Collective::Exscan => {
+            (count_of(shape, rank), count_of(shape, rank))
+        }
         Collective::Reduce => {
             let count = count_of(shape, rank);
             let has_output = is_root || shape.in_place;
@@ -79,12 +81,13 @@ pub(crate) fn initial<const WORDS: usize>(
             outputs[first..first + own.len()].copy_from_slice(&own);
             (Vec::new(), outputs)
         }
-        Collective::AllReduce | Collective::Reduce if shape.in_place => (Vec::new(), own),
+        _ if shape.in_place => (Vec::new(), own),
         _ => (own, outputs),
     }
 }
 
 /// The value that an output element must have at the end.
+#[derive(Clone, Copy)]
 pub(crate) enum Want {
     Exactly(Id),
     SumOf(usize),
@@ -108,7 +111,14 @@ pub(crate) fn expected<const WORDS: usize>(
             .collect()
     };
     match shape.collective {
-        Collective::AllReduce => (0..count_of(shape, rank)).map(Want::SumOf).collect(),
+        // Rank 0 keeps what it has.
+        Collective::Exscan if rank == 0 => match shape.in_place {
+            true => block(rank, 0, count_of(shape, rank)),
+            false => vec![Want::Exactly(UNINITIALISED); count_of(shape, rank)],
+        },
+        Collective::AllReduce | Collective::Scan | Collective::Exscan => {
+            (0..count_of(shape, rank)).map(Want::SumOf).collect()
+        }
         Collective::Reduce if rank == shape.root => {
             (0..count_of(shape, rank)).map(Want::SumOf).collect()
         }

@@ -7,7 +7,7 @@ use super::rank_set::RankSet;
 use super::run::{RankState, Run};
 use crate::signals::{Peers, Semaphore};
 use crate::types::{Collective, Rank};
-use crate::{Buffer, Order, Shape, Sources, Span, Step, Wire};
+use crate::{Buffer, Order, Sources, Span, Step, Wire};
 
 impl<const WORDS: usize> Run<'_, WORDS> {
     /// A step of `rank` that is no transfer.
@@ -15,7 +15,10 @@ impl<const WORDS: usize> Run<'_, WORDS> {
         match *step {
             Step::Copy { src, dst } => {
                 let shape = self.shape(rank);
-                if shape.world == 1 && reduces(shape) && self.plan(rank).order == Order::InOrder {
+                if shape.world == 1
+                    && shape.collective.reduces()
+                    && self.plan(rank).order == Order::InOrder
+                {
                     // A copy that premultiplies on the way, in its place too, is the whole reduction.
                     same_length(src.len, dst.len)?;
                     let values = self.read(rank, src)?;
@@ -110,7 +113,7 @@ impl<const WORDS: usize> Run<'_, WORDS> {
         copies: Peers,
     ) -> Result<(), String> {
         let mut sum: Vec<Id> = Vec::new();
-        for source in 0..self.world {
+        for source in 0..self.shape(rank).contributors() {
             let values = match srcs {
                 Sources::Windows { own: Some(own), .. } if source == rank => {
                     same_length(own.len, dst.len)?;
@@ -148,7 +151,7 @@ impl<const WORDS: usize> Run<'_, WORDS> {
     }
 
     fn finished(&mut self, rank: Rank, sums: Vec<Id>) -> Result<Vec<Id>, String> {
-        let all_ranks = RankSet::below(self.world);
+        let all_ranks = RankSet::below(self.shape(rank).contributors());
         let expressions = &mut self.expressions[self.ranks[rank].operation];
         let finish = |id| expressions.finish(id, all_ranks);
         sums.into_iter().map(finish).collect()
@@ -305,10 +308,15 @@ impl<const WORDS: usize> Run<'_, WORDS> {
                 Want::SumOf(element) => {
                     let sum = expressions.get(got);
                     self.report.in_rank_order &= sum.in_rank_order;
+                    let contributors = RankSet::below(shape.contributors());
                     if sum.kind != Kind::Finished {
                         "is not a finished sum".to_string()
                     } else if sum.element != element {
                         format!("is the sum of element {} instead of {element}", sum.element)
+                    } else if sum.contributors != contributors {
+                        format!("is the sum of ranks {:?}", sum.contributors.ranks())
+                    } else if shape.collective.is_prefix() && !sum.in_rank_order {
+                        "was not reduced in the order of the ranks".to_string()
                     } else if shape.collective == Collective::AllReduce && first[at] != got {
                         "was reduced in another order than on another rank".to_string()
                     } else {
@@ -323,13 +331,6 @@ impl<const WORDS: usize> Run<'_, WORDS> {
         }
         Ok(())
     }
-}
-
-fn reduces(shape: &Shape) -> bool {
-    matches!(
-        shape.collective,
-        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
-    )
 }
 
 fn same_length(src: usize, dst: usize) -> Result<(), String> {

@@ -8,6 +8,8 @@
 //! The proof, for the given window of steps:
 //! - every output element is right, every contribution is in it exactly once, every sum was finished exactly
 //!   once and all ranks have the same expression; nothing else was written;
+//! - a prefix has exactly the contributions of the ranks from 0 on that belong to it, as `((x0 op x1) op x2) op ...`, so it is
+//!   bit for bit what continues the prefix of the rank before;
 //! - nothing is read before it is written; spans lie inside their buffers; the input is never written;
 //! - partial sums are never rounded when [`Shape::widen`] is set;
 //! - messages pair in order, length and wire type, and none is left over;

@@ -338,3 +338,41 @@ fn a_barrier_that_forgets_what_it_heard_is_refused() {
     let verdict = verify(&wrong, &shapes, 8);
     assert!(verdict.is_err_and(|problem| problem.contains("without having heard from")));
 }
+
+/// Prefixes that are of other ranks, or not in their order.
+#[test]
+fn another_prefix_is_refused() {
+    let scan = shapes(Collective::Scan, 3, 2);
+    let right = plans(Algorithm::Direct, &scan);
+    assert!(verify(&right, &scan, MIN_WINDOW).is_ok());
+
+    let mut swapped = right.clone();
+    let [first, second] = [0, 1].map(|step| match swapped[2].steps[step] {
+        Step::Recv { from, .. } | Step::Fold { from, .. } => from,
+        other => panic!("{other:?} is no receive"),
+    });
+    assert_eq!((first, second), (0, 1));
+    for step in &mut swapped[2].steps[..2] {
+        if let Step::Recv { from, .. } | Step::Fold { from, .. } = step {
+            *from = 1 - *from;
+        }
+    }
+    refused(&swapped, &scan, "not reduced in the order of the ranks");
+
+    let mut without_own = right;
+    let is_own = |step: &Step| matches!(step, Step::Reduce { .. });
+    without_own[1].steps.retain(|step| !is_own(step));
+    refused(
+        &without_own,
+        &scan,
+        "without the contributions of ranks [1]",
+    );
+
+    let exscan = shapes(Collective::Exscan, 3, 2);
+    let mut written = plans(Algorithm::Direct, &exscan);
+    written[0].steps.push(Step::Copy {
+        src: Span::new(Buffer::Input, 0, 2),
+        dst: Span::new(Buffer::Output, 0, 2),
+    });
+    refused(&written, &exscan, "is not the element that belongs there");
+}

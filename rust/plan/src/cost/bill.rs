@@ -383,6 +383,18 @@ impl<'a> Bill<'a> {
         }
     }
 
+    /// Every rank sends `bytes` to every rank after it, which folds them. The last rank takes in as many as where [all pairs
+    /// exchange](Self::all_pairs), and the links of the first host and of the last carry as much; but no rank waits for what
+    /// others have folded.
+    pub(crate) fn pairs_upwards(&mut self, bytes: f64, pieces: f64, widening: f64) {
+        let (each, alone) = (self.each, self.alone);
+        self.all_pairs(bytes, pieces, Taken::Folded, widening);
+        let half = (self.each - each) * 0.5;
+        self.each -= half;
+        self.root += half;
+        self.alone = alone;
+    }
+
     /// The root takes `bytes` from every other rank.
     pub(crate) fn root_takes(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
         let beside = self.at.beside_root();

@@ -21,10 +21,7 @@ fn shape(collective: Collective, world: usize, count: usize) -> Shape<'static> {
 /// The choice for float32 at typical costs, `bytes` being those of the whole.
 fn chosen(collective: Collective, topology: &Topology, bytes: usize) -> Algorithm {
     let world = topology.host_of.len();
-    let count = match collective {
-        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => bytes / 4,
-        _ => (bytes / 4 / world).max(1),
-    };
+    let count = (bytes / 4 / collective.blocks(world)).max(1);
     select(
         &shape(collective, world, count),
         4,

@@ -27,10 +27,7 @@ impl Work {
 
     /// Bytes of the longer of a rank's two buffers.
     pub(crate) fn longer_buffer(&self, collective: Collective) -> f64 {
-        match collective {
-            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => self.bytes,
-            _ => self.bytes * self.world as f64,
-        }
+        self.bytes * collective.blocks(self.world) as f64
     }
 
     pub(crate) fn slice(&self) -> f64 {

@@ -30,7 +30,10 @@ use crate::types::{Collective, Rank};
 pub(super) fn alone(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     match shape.collective {
-        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
+        Collective::AllReduce
+        | Collective::Reduce
+        | Collective::ReduceScatter
+        | Collective::Scan => {
             let len = Blocks::of_shape(shape).total();
             let output = Span::new(Buffer::Output, 0, len);
             let mut own = output;
@@ -53,7 +56,11 @@ pub(super) fn alone(shape: &Shape) -> Plan {
             let input = Span::new(Buffer::Input, 0, len);
             steps.copy(input, Span::new(Buffer::Output, 0, len));
         }
-        Collective::Broadcast | Collective::Barrier | Collective::Send | Collective::Recv => {}
+        Collective::Broadcast
+        | Collective::Barrier
+        | Collective::Exscan
+        | Collective::Send
+        | Collective::Recv => {}
     }
     steps.done()
 }
@@ -151,6 +158,47 @@ fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
         chunk,
     };
     fold_in_rank_order(&mut steps, shape, &folding, |_| Some(own));
+    steps.done()
+}
+
+/// Every rank sends all it has to those after it, and folds what those before it send; the sum of a scan ends with its own.
+///
+/// In place the output cannot be the sum, because it is still to be sent.
+fn prefix(shape: &Shape, chunk: usize) -> Plan {
+    let mut steps = Steps::of(shape);
+    let folding = Folding {
+        own: shape.contribution(),
+        result: shape.output(),
+        grows_in_result: !shape.widen && (!shape.in_place || shape.rank == 0),
+        longest: shape.count(),
+        chunk,
+    };
+    let sums = folding.sums(&mut steps);
+    for index in 0..folding.pieces() {
+        let own = folding.own.piece(index, chunk);
+        let result = folding.result.piece(index, chunk);
+        let sum = match &sums {
+            None => result,
+            Some(sums) => sums[index % 2].part(0..result.len),
+        };
+        for peer in 0..shape.rank {
+            match peer {
+                0 => steps.recv(peer, sum, Wire::Element),
+                _ => steps.fold(peer, sum, Wire::Element),
+            }
+        }
+        for peer in shape.rank + 1..shape.world {
+            steps.send(peer, own);
+        }
+        match shape.collective {
+            Collective::Scan if shape.rank == 0 => steps.copy(own, sum),
+            Collective::Scan => steps.reduce(own, sum),
+            _ => {}
+        }
+        if shape.contributors() > 0 {
+            steps.finish(sum, result);
+        }
+    }
     steps.done()
 }
 

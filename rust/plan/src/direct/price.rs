@@ -2,7 +2,7 @@
 
 use super::{
     all_gather, all_reduce, all_reduce_two_shot, all_to_all, barrier, broadcast,
-    broadcast_two_shot, gather, reduce, reduce_scatter, reduce_two_shot, scatter,
+    broadcast_two_shot, gather, prefix, reduce, reduce_scatter, reduce_two_shot, scatter,
 };
 use crate::cost::{Bill, Taken, Work};
 use crate::family::Family;
@@ -39,6 +39,7 @@ fn one_shot(shape: &Shape, chunk: usize) -> Option<Plan> {
         Collective::Scatter => scatter(shape),
         Collective::AllToAll => all_to_all(shape),
         Collective::Barrier => barrier(shape),
+        Collective::Scan | Collective::Exscan => prefix(shape, chunk),
         Collective::Send | Collective::Recv => return None,
     })
 }
@@ -90,6 +91,11 @@ fn price_of_one_shot(collective: Collective, work: &Work, bill: &mut Bill) {
             bill.rounds(2);
             bill.root_takes(0.0, 1.0, Taken::Copied, 1.0);
             bill.root_sends(0.0);
+        }
+        Collective::Scan | Collective::Exscan => {
+            bill.rounds(1);
+            bill.pass(bytes * widening);
+            bill.pairs_upwards(bytes, pieces, widening);
         }
         Collective::Send | Collective::Recv => {}
     }

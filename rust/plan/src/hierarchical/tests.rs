@@ -21,13 +21,6 @@ const COLLECTIVES: [Collective; 9] = [
     Collective::Barrier,
 ];
 
-fn has_root(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::Reduce | Collective::Broadcast | Collective::Gather | Collective::Scatter
-    )
-}
-
 /// A request on some hosts.
 #[derive(Clone, Debug)]
 struct Case {
@@ -66,17 +59,9 @@ impl Case {
             self.collective,
             Collective::AllGather | Collective::ReduceScatter
         );
-        let (can_be_in_place, reduces) = (
-            matches!(
-                self.collective,
-                Collective::AllReduce | Collective::Reduce | Collective::AllGather
-            ),
-            matches!(
-                self.collective,
-                Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
-            ),
-        );
-        let has_root = has_root(self.collective);
+        let (can_be_in_place, reduces) =
+            (self.collective.may_be_in_place(), self.collective.reduces());
+        let has_root = self.collective.has_root();
         let shape = |rank| Shape {
             collective: self.collective,
             rank,
@@ -150,7 +135,7 @@ fn the_examples_are_right() {
                 for (in_place, widen) in
                     [(false, false), (true, false), (false, true), (true, true)]
                 {
-                    let is_rooted = has_root(collective);
+                    let is_rooted = collective.has_root();
                     for root in [0, host_of.len() - 2]
                         .into_iter()
                         .take(1 + usize::from(is_rooted))
@@ -325,13 +310,7 @@ fn thousands_of_ranks() {
     let in_turn: Vec<usize> = (0..1021).map(|rank| rank % 128).collect();
     for host_of in [blocks, in_turn] {
         for collective in COLLECTIVES {
-            let is_block = !matches!(
-                collective,
-                Collective::AllReduce
-                    | Collective::Reduce
-                    | Collective::Broadcast
-                    | Collective::Barrier
-            );
+            let is_block = collective.blocks(2) > 1;
             // Their buffers grow with the world, and what the checker holds with its square.
             let world = host_of.len().min(if is_block { 512 } else { 4096 });
             let count = if is_block { 1 } else { 11 };

@@ -26,13 +26,11 @@ fn shapes(collective: Collective, world: usize, count: usize, widen: bool) -> Ve
 }
 
 fn seconds(algorithm: Algorithm, shapes: &[Shape], cost: &CostModel) -> f64 {
-    let plans: Vec<Plan> = shapes
-        .iter()
-        .map(|shape| {
-            let plan = build_on(algorithm, shape, DEFAULT_CHUNK, &cost.topology);
-            plan.expect("the algorithm applies")
-        })
-        .collect();
+    let topology = &cost.topology;
+    let size = cost.element_size;
+    let piece = piece_length(algorithm, &shapes[0], size, topology, &Costs::TYPICAL);
+    let plan = |shape| build_on(algorithm, shape, piece, topology).expect("it applies");
+    let plans: Vec<Plan> = shapes.iter().map(plan).collect();
     simulate(&plans, cost)
 }
 
@@ -197,10 +195,7 @@ fn far_off(
 ) -> Option<String> {
     let world = topology.host_of.len();
     let cost = CostModel::typical(topology.clone(), element_size, 4);
-    let count = match collective {
-        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => count,
-        _ => count.div_ceil(world),
-    };
+    let count = count.div_ceil(collective.blocks(world));
     let shapes = shapes(collective, world, count, element_size < 4);
     let (best, fastest) = Algorithm::ALL
         .into_iter()
@@ -271,10 +266,7 @@ fn predictions_are_near_the_simulation() {
         let cost = CostModel::typical(topology.clone(), 4, 4);
         for collective in Collective::ALL {
             for count in [64, 1 << 14, 1 << 20] {
-                let count = match collective {
-                    Collective::AllReduce | Collective::Reduce | Collective::Broadcast => count,
-                    _ => count / world,
-                };
+                let count = count / collective.blocks(world);
                 let shapes = shapes(collective, world, count, false);
                 for algorithm in Algorithm::ALL {
                     if !applicable_on(algorithm, &shapes[0], &topology) {

@@ -33,9 +33,9 @@ fn collective(
         }
         _ => view(&before, rank, chunks[rank].input.or(chunks[rank].output)),
     };
-    let mut sum = |range: std::ops::Range<usize>| -> Vec<Id> {
+    let mut sum = |range: std::ops::Range<usize>, contributors: usize| -> Vec<Id> {
         let mut sum = contribution(0)[range.clone()].to_vec();
-        for rank in 1..world {
+        for rank in 1..contributors {
             for (left, right) in sum.iter_mut().zip(&contribution(rank)[range.clone()]) {
                 *left = expressions.sum(*left, *right).expect("a sum");
             }
@@ -43,7 +43,7 @@ fn collective(
         sum.into_iter()
             .map(|id| {
                 expressions
-                    .finish(id, RankSet::below(world))
+                    .finish(id, RankSet::below(contributors))
                     .expect("a sum")
             })
             .collect()
@@ -53,14 +53,16 @@ fn collective(
             continue;
         };
         let result = match shape.collective {
-            Collective::AllReduce | Collective::Reduce => sum(0..output.len),
+            Collective::AllReduce | Collective::Reduce => sum(0..output.len, world),
+            Collective::Scan => sum(0..output.len, rank + 1),
+            Collective::Exscan => sum(0..output.len, rank),
             Collective::Broadcast => contribution(shape.root),
             Collective::AllGather | Collective::Gather => {
                 (0..world).flat_map(contribution).collect()
             }
             Collective::ReduceScatter => {
                 let first = start(rank, rank);
-                sum(first..first + output.len)
+                sum(first..first + output.len, world)
             }
             Collective::Scatter => {
                 let first = start(shape.root, rank);

@@ -9,7 +9,7 @@ use super::*;
 
 #[test]
 fn sends_may_come_first() {
-    for collective in PLANNED {
+    for collective in planned() {
         for world in 2..=9 {
             for count in [1, world + 1] {
                 for request in variants(collective, world, &AllCounts::Even(count)) {
@@ -36,7 +36,7 @@ fn sends_may_come_first() {
 
 #[test]
 fn the_last_receives_are_those_no_step_reads_again() {
-    for collective in PLANNED {
+    for collective in planned() {
         for algorithm in Algorithm::ALL {
             let request = Request::even(collective, 5, 11);
             for plan in request.plans(algorithm, 2).into_iter().flatten() {
@@ -82,6 +82,8 @@ right_in_worlds_up_to_16! {
     scatter_is_right: Scatter,
     all_to_all_is_right: AllToAll,
     barrier_is_right: Barrier,
+    scan_is_right: Scan,
+    exscan_is_right: Exscan,
 }
 
 /// A counts vector of `world` entries, many of them zero.
@@ -90,7 +92,7 @@ fn some_counts(world: usize) -> impl Strategy<Value = Vec<usize>> {
 }
 
 fn any_request() -> impl Strategy<Value = Request> {
-    let collective = prop::sample::select(PLANNED.to_vec());
+    let collective = prop::sample::select(planned().collect::<Vec<_>>());
     (
         collective,
         1..=64usize,
@@ -106,12 +108,10 @@ fn any_request() -> impl Strategy<Value = Request> {
                     some_counts(world).prop_map(AllCounts::PerRank).boxed()
                 }
                 // The result of a gather by n ranks is n times as long, so the blocks are kept short.
-                Collective::AllReduce | Collective::Reduce | Collective::Broadcast => {
-                    (0..=3 * world).prop_map(AllCounts::Even).boxed()
-                }
+                _ if collective.blocks(2) == 1 => (0..=3 * world).prop_map(AllCounts::Even).boxed(),
                 _ => (0..=3usize).prop_map(AllCounts::Even).boxed(),
             };
-            let root = if has_root(collective) {
+            let root = if collective.has_root() {
                 root.index(world)
             } else {
                 0
@@ -121,8 +121,8 @@ fn any_request() -> impl Strategy<Value = Request> {
                 world,
                 counts,
                 root,
-                in_place: in_place && may_be_in_place(collective),
-                widen: widen && reduces(collective),
+                in_place: in_place && collective.may_be_in_place(),
+                widen: widen && collective.reduces(),
             })
         })
 }
@@ -195,10 +195,7 @@ fn larger_worlds_complete_too() {
 
 #[test]
 fn direct_algorithms_reduce_in_rank_order() {
-    for collective in PLANNED
-        .into_iter()
-        .filter(|&collective| reduces(collective))
-    {
+    for collective in planned().filter(|collective| collective.reduces()) {
         for request in variants(collective, 7, &AllCounts::Even(9)) {
             for algorithm in [Algorithm::Direct, Algorithm::TwoShot] {
                 if let Some(report) = request.prove(algorithm, 1, MIN_WINDOW) {

@@ -93,37 +93,12 @@ impl Request {
     }
 }
 
-const PLANNED: [Collective; 9] = [
-    Collective::AllReduce,
-    Collective::Reduce,
-    Collective::Broadcast,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::AllToAll,
-    Collective::Barrier,
-];
-
-fn reduces(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
-    )
-}
-
-fn may_be_in_place(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllReduce | Collective::Reduce | Collective::AllGather
-    )
-}
-
-fn has_root(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::Reduce | Collective::Broadcast | Collective::Gather | Collective::Scatter
-    )
+/// All but messages, which have no plan.
+fn planned() -> impl Iterator<Item = Collective> {
+    let is_message = |it: &Collective| matches!(it, Collective::Send | Collective::Recv);
+    Collective::ALL
+        .into_iter()
+        .filter(move |it| !is_message(it))
 }
 
 /// Uneven counts, zeros among them.
@@ -145,12 +120,12 @@ fn uneven(collective: Collective, world: usize, seed: usize) -> Option<AllCounts
 
 /// Every combination of flags and roots for `counts`.
 fn variants(collective: Collective, world: usize, counts: &AllCounts) -> Vec<Request> {
-    let roots = if has_root(collective) { world } else { 1 };
+    let roots = if collective.has_root() { world } else { 1 };
     let mut requests = Vec::new();
     for root in 0..roots {
         for in_place in [false, true] {
             for widen in [false, true] {
-                if (in_place && !may_be_in_place(collective)) || (widen && !reduces(collective)) {
+                if (in_place && !collective.may_be_in_place()) || (widen && !collective.reduces()) {
                     continue;
                 }
                 requests.push(Request {

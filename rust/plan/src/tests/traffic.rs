@@ -84,7 +84,7 @@ fn links(plans: &[Plan]) -> BTreeSet<(Rank, Rank)> {
 fn counts_of_zero_use_the_same_links_as_others() {
     let world = 6;
     let known = |collective: &Collective| !collective.is_between_pairs();
-    for collective in PLANNED.into_iter().filter(known) {
+    for collective in planned().filter(known) {
         let mut pairs = vec![(AllCounts::Even(0), AllCounts::Even(world))];
         let per_rank = |counts: &[usize]| AllCounts::PerRank(counts.to_vec());
         let sparse = [&[0; 6], &[0, 0, 0, 9, 0, 0], &[5, 0, 1, 0, 0, 2]];
@@ -113,7 +113,7 @@ fn counts_of_zero_use_the_same_links_as_others() {
 #[test]
 fn ranks_without_anything_for_each_other_use_no_link() {
     let world = 6;
-    for collective in PLANNED.into_iter().filter(|one| one.is_between_pairs()) {
+    for collective in planned().filter(|one| one.is_between_pairs()) {
         for algorithm in Algorithm::ALL {
             for plan in Request::even(collective, world, 0)
                 .plans(algorithm, 2)

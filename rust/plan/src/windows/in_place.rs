@@ -102,10 +102,7 @@ impl<L: Copy + PartialEq> InPlace<L> {
             return;
         };
         let is_one = located.iter().all(|other| other == first);
-        let has_blocks = matches!(
-            collective,
-            Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll
-        );
+        let has_blocks = collective.gives_blocks();
         // All peers read the same, or each the block that was put for it, in the order of the ranks.
         let by_peer: Vec<(Rank, L)> = match is_one {
             true => to.iter().map(|peer| (peer, *first)).collect(),

@@ -118,6 +118,7 @@ pub fn build(shape: &Shape, room: &Room, shots: Shots, premultiplied: bool) -> O
         Collective::Scatter => task.scatter(),
         Collective::AllToAll => task.all_to_all(),
         Collective::Barrier => task.barrier(),
+        Collective::Scan | Collective::Exscan => task.prefix(),
         Collective::Send | Collective::Recv => return None,
     };
     let mut steps: Vec<Step> = task.keep().into_iter().collect();
@@ -224,20 +225,16 @@ impl Task<'_> {
     fn alone(&self) -> Vec<Step> {
         let shape = self.shape;
         let total = match shape.collective {
-            Collective::Broadcast | Collective::Barrier => 0,
+            Collective::Broadcast | Collective::Barrier | Collective::Exscan => 0,
             Collective::AllGather if shape.in_place => 0,
             _ => self.count(0),
         };
         let dst = Span::new(Buffer::Output, 0, total);
         let src = Span::new(self.source(), 0, total);
-        let reduces = matches!(
-            shape.collective,
-            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
-        );
         if total == 0 {
             return Vec::new();
         }
-        if reduces && !self.premultiplied {
+        if shape.collective.reduces() && !self.premultiplied {
             // It may be more than a copy: a logical operator makes truth values.
             return vec![self.reduce_window(0, 0, Some(src), dst)];
         }
@@ -332,7 +329,8 @@ impl Task<'_> {
         }
     }
 
-    /// Reduces what lies from `offset` on in the halves of all ranks; `own` is this rank's contribution if it is not there.
+    /// Reduces what lies from `offset` on in the halves of all ranks that contribute; `own` is this rank's contribution if it
+    /// is not there.
     fn reduce_window(&self, half: usize, offset: usize, own: Option<Span>, dst: Span) -> Step {
         Step::ReduceAll {
             srcs: Sources::Windows { half, offset, own },

@@ -39,6 +39,7 @@ pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
         Collective::AllReduce => bill.reaches(2.0 * others * slice),
         Collective::Reduce => bill.root_reaches(others * whole),
         Collective::Broadcast => bill.reaches(whole),
+        Collective::Scan | Collective::Exscan => bill.reaches(0.5 * others * whole),
         _ => bill.reaches(others * work.bytes),
     }
     match collective {
@@ -51,6 +52,11 @@ pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
             bill.root += whole * (others * fold - into);
         }
         Collective::ReduceScatter => bill.each += others * work.bytes * (into + fold),
+        // The last rank reads all windows, the others fewer.
+        Collective::Scan | Collective::Exscan => {
+            bill.each += whole * (into + copy) + 0.5 * others * whole * fold;
+            bill.root += 0.5 * others * whole * fold;
+        }
         // The others read the root's window while it fills it.
         Collective::Broadcast => bill.each += whole * copy,
         _ => bill.each += work.bytes * (copy + into) + others * work.bytes * copy,

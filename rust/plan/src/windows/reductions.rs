@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{Chunk, Chunks, Peers, Step, Task, piece_len, pieces};
-use crate::types::Rank;
+use crate::types::{Collective, Rank};
 use crate::{Buffer, Sources, Span};
 
 impl Task<'_> {
@@ -139,6 +139,34 @@ impl Task<'_> {
         }
         steps.push(self.release(half, to));
         steps
+    }
+
+    /// Every rank puts all for those after it, and reduces what those before it have put, with its own for a scan.
+    pub(super) fn prefix(&self) -> Chunks {
+        let (shape, chunk) = (self.shape, self.room.chunk());
+        let before = self.those(|rank| rank < shape.rank);
+        let after = self.those(|rank| rank > shape.rank);
+        self.chunks(pieces(shape.count(), chunk), |index, half| {
+            let (offset, len) = (index * chunk, piece_len(shape.count(), chunk, index));
+            let src = Span::new(self.source(), offset, len);
+            let is_inclusive = shape.collective == Collective::Scan;
+            let front = match (after.is_empty(), is_inclusive) {
+                (true, true) => self.put_for_itself(half, src, 0),
+                (true, false) => Vec::new(),
+                _ => vec![
+                    self.claim(half, after),
+                    self.put(half, src, 0),
+                    self.publish(half, after),
+                ],
+            };
+            let mut back = vec![self.await_from(half, before)];
+            if shape.contributors() > 0 {
+                let own = self.own(src).filter(|_| is_inclusive);
+                back.push(self.reduce_window(half, 0, own, self.output(offset, len)));
+            }
+            back.push(self.release(half, before));
+            Chunk { front, back }
+        })
     }
 
     /// All ranks but the root put all, the root reduces all.

@@ -156,17 +156,9 @@ pub(crate) fn cases(world: usize, count: usize) -> Vec<Case> {
         .map(|from| (0..world).map(move |to| scattered(from * 31 + to * 7 + count, count)));
     let matrix: Vec<Vec<usize>> = matrix.map(Iterator::collect).collect();
     for collective in Collective::ALL {
-        let (in_place, rooted, reduces) = match collective {
-            Collective::AllReduce => (true, false, true),
-            Collective::Reduce => (true, true, true),
-            Collective::AllGather => (true, false, false),
-            Collective::ReduceScatter => (false, false, true),
-            Collective::Broadcast | Collective::Gather | Collective::Scatter => {
-                (false, true, false)
-            }
-            Collective::AllToAll | Collective::Barrier => (false, false, false),
-            Collective::Send | Collective::Recv => continue,
-        };
+        if matches!(collective, Collective::Send | Collective::Recv) {
+            continue;
+        }
         let mut sizes = vec![Sizes::Even(count)];
         match collective {
             Collective::AllGather | Collective::ReduceScatter => sizes.push(Sizes::PerRank {
@@ -181,13 +173,14 @@ pub(crate) fn cases(world: usize, count: usize) -> Vec<Case> {
             _ => {}
         }
         for sizes in sizes {
-            for root in if rooted {
+            for root in if collective.has_root() {
                 vec![0, world / 2, world - 1]
             } else {
                 vec![0]
             } {
-                for in_place in [false, true].into_iter().take(1 + usize::from(in_place)) {
-                    for premultiplied in [false, true].into_iter().take(1 + usize::from(reduces)) {
+                let forms = |is_either| [false, true].into_iter().take(1 + usize::from(is_either));
+                for in_place in forms(collective.may_be_in_place()) {
+                    for premultiplied in forms(collective.reduces()) {
                         for shots in [Shots::One, Shots::Two, Shots::ByFirst] {
                             cases.push(Case {
                                 collective,

@@ -14,7 +14,7 @@ pub(crate) struct Elements {
     kernel: Option<Kernel>,
     /// The same operator on the type of scratch memory.
     partial_kernel: Option<Kernel>,
-    world: usize,
+    contributors: usize,
     /// Threads that share large passes, if there are any.
     pub(super) workers: Option<Arc<Workers>>,
 }
@@ -30,14 +30,14 @@ pub(super) enum Convert {
 }
 
 impl Elements {
-    /// Elements of `dtype` that `op` combines on `world` ranks.
+    /// Elements of `dtype` that `op` combines, those of `contributors` ranks in each result.
     ///
     /// # Errors
     /// When the operator has no meaning for the type.
     pub(crate) fn new(
         dtype: DataType,
         op: Option<ReduceOp>,
-        world: usize,
+        contributors: usize,
         workers: Option<Arc<Workers>>,
     ) -> Result<Self> {
         let kernel = op.map(|op| Kernel::new(op, dtype)).transpose()?;
@@ -45,14 +45,14 @@ impl Elements {
             dtype,
             partial_kernel: kernel.map(Kernel::of_partials),
             kernel,
-            world,
+            contributors,
             workers,
         })
     }
 
-    /// How many ranks contribute.
-    pub(super) fn world(&self) -> usize {
-        self.world
+    /// How many ranks contribute to each result.
+    pub(super) fn contributors(&self) -> usize {
+        self.contributors
     }
 
     /// The element type of scratch memory: in reductions the accumulation type.
@@ -140,7 +140,7 @@ impl Elements {
         }
     }
 
-    /// `target` becomes the finished result of one source for each rank, in rank order.
+    /// `target` becomes the finished result of one source for each contributor, in rank order.
     pub(super) fn reduce_all(
         &self,
         target: &mut [u8],
@@ -149,8 +149,8 @@ impl Elements {
     ) {
         let kernel = self.reducer();
         match &self.workers {
-            Some(workers) => workers.reduce(kernel, target, sources, self.world, streaming),
-            None => kernel.reduce(target, sources, self.world, streaming),
+            Some(workers) => workers.reduce(kernel, target, sources, self.contributors, streaming),
+            None => kernel.reduce(target, sources, self.contributors, streaming),
         }
     }
 

@@ -100,14 +100,9 @@ impl Fingerprint {
 
     /// The root of a collective that has one.
     pub(crate) fn root_of_one(&self) -> Option<Rank> {
-        let rooted = [
-            Collective::Reduce,
-            Collective::Broadcast,
-            Collective::Gather,
-            Collective::Scatter,
-        ];
-        let is_rooted = rooted.iter().any(|it| *it as u8 == self.collective);
-        is_rooted.then_some(self.root as Rank)
+        let collective = Collective::from_number(self.collective);
+        let has_root = collective.is_some_and(Collective::has_root);
+        has_root.then_some(self.root as Rank)
     }
 
     /// `all_reduce #5`.

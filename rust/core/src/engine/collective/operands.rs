@@ -99,9 +99,9 @@ impl Operands {
             }
             Step::Finish { src, dst } if src == dst => self.finish_in_place(dst),
             Step::Finish { src, dst } => {
-                let world = self.world;
                 self.zip(src, dst, |elements, to, from, _| {
-                    elements.finisher(dst.buffer).finish(to, from, world);
+                    let kernel = elements.finisher(dst.buffer);
+                    kernel.finish(to, from, elements.contributors());
                 });
             }
             _ => unreachable!("{step:?} has to do with other ranks: {NO_WINDOWS}"),
@@ -114,7 +114,7 @@ impl Operands {
         let (mut at, end) = (dst.offset * size, (dst.offset + dst.len) * size);
         while at < end {
             let run = self.buffers.write(dst.buffer, at, end - at);
-            kernel.finish_in_place(run, self.world);
+            kernel.finish_in_place(run, self.elements.contributors());
             at += run.len();
         }
     }

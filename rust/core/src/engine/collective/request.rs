@@ -41,7 +41,7 @@ impl Sizes {
 /// A collective operation with its buffers.
 ///
 /// `input: None` means in place where the operation allows it: the input lies in the output, at the same place
-/// (`all_reduce`, `reduce` on the root) or as this rank's block (`all_gather`).
+/// (`all_reduce`, `scan`, `exscan`, `reduce` on the root) or as this rank's block (`all_gather`).
 #[derive(Debug)]
 pub struct Request {
     /// The operation.
@@ -95,6 +95,29 @@ impl Request {
             input,
             output: Some(output),
             ..Self::new(Collective::AllReduce, dtype, sizes)
+        }
+    }
+
+    /// Every rank's `output` becomes the reduction of the inputs of the ranks up to itself: `((x0 op x1) op ...) op xr`, in
+    /// this order by every algorithm, so that it is bit for bit what continues the result of the rank before, which of floats
+    /// that are summed in a wider type is not rounded yet. An average is that of these ranks. `input: None`: in place.
+    pub fn scan(dtype: DataType, op: ReduceOp, input: Option<Memory>, output: Memory) -> Self {
+        Self {
+            collective: Collective::Scan,
+            ..Self::all_reduce(dtype, op, input, output)
+        }
+    }
+
+    /// As [`Request::scan`], of the ranks before this one. On rank 0 `output` stays as it is, and may be `None`.
+    pub fn exscan(
+        dtype: DataType,
+        op: ReduceOp,
+        input: Option<Memory>,
+        output: Option<Memory>,
+    ) -> Self {
+        Self {
+            collective: Collective::Exscan,
+            ..Self::reduce(dtype, op, 0, input, output)
         }
     }
 
@@ -235,13 +258,9 @@ impl Request {
                 self.collective, self.root
             )));
         }
-        let reduces = matches!(
-            self.collective,
-            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
-        );
         match self.op {
-            Some(op) if reduces => op.check(self.dtype)?,
-            None if reduces => {
+            Some(op) if self.collective.reduces() => op.check(self.dtype)?,
+            None if self.collective.reduces() => {
                 return Err(Error::invalid(format!(
                     "{}: no operator was given",
                     self.collective
@@ -280,7 +299,11 @@ impl Request {
         };
         let all = all.ok_or_else(|| self.too_much())?;
         Ok(match self.collective {
-            Collective::AllReduce => (Optional(own), Exactly(own)),
+            // Rank 0 gets nothing.
+            Collective::Exscan if rank == 0 => (Optional(own), Optional(own)),
+            Collective::AllReduce | Collective::Scan | Collective::Exscan => {
+                (Optional(own), Exactly(own))
+            }
             Collective::Reduce if root => (Optional(own), Exactly(own)),
             Collective::Reduce => (Exactly(own), Absent),
             Collective::Broadcast => (Absent, Exactly(own)),
@@ -366,11 +389,7 @@ impl Request {
 
     /// Whether the input lies in the output.
     pub(crate) fn in_place(&self) -> bool {
-        self.input.is_none()
-            && matches!(
-                self.collective,
-                Collective::AllReduce | Collective::Reduce | Collective::AllGather
-            )
+        self.input.is_none() && self.collective.may_be_in_place()
     }
 
     /// The fingerprint by which it is compared with the calls of other ranks.

@@ -179,7 +179,7 @@ impl Group {
         let choose = |is_told| self.choose(&shape, request.dtype, (order, is_told));
         let choice = core.plans.choice(key, choose);
         let workers = self.workers.clone();
-        let elements = Elements::new(request.dtype, request.op, self.world, workers)?;
+        let elements = Elements::new(request.dtype, request.op, shape.contributors(), workers)?;
         let compiled = match choice.needs_agreement() {
             true => None,
             false => Some(self.compiled(&mut core.plans, (&shape, key), sizes, choice)?),

@@ -2,7 +2,7 @@
 
 use super::program::{Call, Share, Store};
 use super::random::Random;
-use crate::engine::mask::{Mask, has_blocks};
+use crate::engine::mask::Mask;
 use crate::engine::{Request, Sizes};
 use crate::error::Result;
 use crate::types::{Collective, Rank};
@@ -40,7 +40,8 @@ impl Numbers {
 
     /// The part of the rank at this place with blocks of those that are gone.
     pub(super) fn widen(&self, call: &Call, place: usize, share: Share) -> Share {
-        let (input, output) = has_blocks(call.collective);
+        let input = call.collective.gives_blocks();
+        let output = call.collective.takes_blocks();
         let sizes = call.sizes(place);
         let team = self.living.len();
         let (send, recv) = match &sizes {

@@ -265,6 +265,13 @@ impl Call {
         let is_root = rank == self.root;
         match self.collective {
             Collective::AllReduce => Some(self.reduced(world, 0..total)),
+            Collective::Scan => Some(self.reduced(rank + 1, 0..total)),
+            Collective::Exscan if rank > 0 => Some(self.reduced(rank, 0..total)),
+            // Rank 0 keeps its output.
+            Collective::Exscan => Some(match self.in_place {
+                true => self.values(rank, 0..total),
+                false => vec![0; total],
+            }),
             Collective::Reduce => is_root.then(|| self.reduced(world, 0..total)),
             Collective::Broadcast => Some(self.values(self.root, 0..total)),
             Collective::AllGather => Some(self.gathered(world)),
@@ -291,7 +298,9 @@ impl Call {
     fn place(&self, rank: Rank) -> Option<usize> {
         let is_root = rank == self.root;
         match self.collective {
-            Collective::AllReduce => self.in_place.then_some(0),
+            Collective::AllReduce | Collective::Scan | Collective::Exscan => {
+                self.in_place.then_some(0)
+            }
             Collective::Reduce => (self.in_place && is_root).then_some(0),
             Collective::Broadcast => Some(0),
             Collective::AllGather => self.in_place.then(|| self.row(rank)[..rank].iter().sum()),
@@ -332,6 +341,8 @@ impl Call {
         match self.collective {
             Collective::AllReduce => Request::all_reduce(dtype, op, input, some(output)),
             Collective::Reduce => Request::reduce(dtype, op, root, input, output),
+            Collective::Scan => Request::scan(dtype, op, input, some(output)),
+            Collective::Exscan => Request::exscan(dtype, op, input, output),
             Collective::Broadcast => Request::broadcast(dtype, root, some(output)),
             Collective::AllGather => Request::all_gather(dtype, input, some(output), sizes),
             Collective::ReduceScatter => {
@@ -402,14 +413,7 @@ impl Call {
             }
             2 => {
                 other.root = (self.root + 1) % world;
-                let is_rooted = matches!(
-                    self.collective,
-                    Collective::Reduce
-                        | Collective::Broadcast
-                        | Collective::Gather
-                        | Collective::Scatter
-                );
-                (is_rooted && world > 1).then_some(other)
+                (self.collective.has_root() && world > 1).then_some(other)
             }
             _ => {
                 other.op = match self.op {
@@ -417,11 +421,7 @@ impl Call {
                     ReduceOp::Max => ReduceOp::Min,
                     _ => ReduceOp::Sum,
                 };
-                let reduces = matches!(
-                    self.collective,
-                    Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
-                );
-                reduces.then_some(other)
+                self.collective.reduces().then_some(other)
             }
         }
     }

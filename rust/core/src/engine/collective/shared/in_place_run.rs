@@ -140,7 +140,7 @@ fn reduce(
     at: usize,
     (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
 ) {
-    let world = elements.world();
+    let world = elements.contributors();
     let mut sources = [Source::Destination; MOST_RANKS];
     for (peer, shared) in &*shared {
         // Two numbers have one sum in either order, which is then made where the own one lies.

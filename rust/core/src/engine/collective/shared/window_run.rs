@@ -251,7 +251,7 @@ fn combine<'a>(
     of: impl Fn(Rank) -> Option<&'a [u8]>,
 ) {
     let mut sources = [Source::Destination; MOST_RANKS];
-    let sources = &mut sources[..elements.world()];
+    let sources = &mut sources[..elements.contributors()];
     for (rank, source) in sources.iter_mut().enumerate() {
         if let Some(contribution) = of(rank) {
             *source = Source::Element(contribution);
