@@ -1,0 +1,215 @@
+//! The state of a window: its ranks, whether it can be used, and its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::peer::{Near, Peer};
+use crate::communicator::Communicator;
+use crate::engine::{Group, Mask};
+use crate::error::{Code, Error, Result};
+use crate::fork::Own;
+use crate::heap;
+use crate::locks::Mutex;
+use crate::one_sided::{Owner, Port, RemoteRegion, Transfer};
+use crate::transport::WRITERS_PATIENCE;
+use crate::types::Rank;
+
+/// The state of a window, which its handle and what is under way share.
+pub(super) struct Shared {
+    /// Of the same ranks, by their places.
+    pub(super) comm: Communicator,
+    pub(super) mask: Option<Arc<Mask>>,
+    /// The group that it was made of.
+    pub(super) parent: Own<Arc<Group>>,
+    /// By place.
+    pub(super) peers: Vec<Arc<Peer>>,
+    /// Where the own memory begins.
+    pub(super) start: usize,
+    pub(super) owner: Mutex<Option<Arc<Owner>>>,
+    /// By which ranks that have not mapped the own memory reach it.
+    pub(super) port: Option<Port>,
+    pub(super) is_closed: AtomicBool,
+    pub(super) made: Instant,
+    /// When the links were last looked at, in milliseconds.
+    pub(super) looked: AtomicU64,
+}
+
+impl Peer {
+    /// The rank's memory, where it is mapped.
+    pub(super) fn mapped(&self) -> Option<(&Near, &heap::Held)> {
+        let near = self.near.as_ref()?;
+        Some((near, near.held.as_ref()?))
+    }
+}
+
+impl Shared {
+    pub(super) fn place(&self, rank: Rank) -> Result<usize> {
+        match &self.mask {
+            Some(mask) => mask.place(rank),
+            None if rank < self.peers.len() => Ok(rank),
+            None => Err(Error::invalid(format!(
+                "rank {rank} is out of range: the window has {} ranks",
+                self.peers.len()
+            ))),
+        }
+    }
+
+    pub(super) fn number(&self, place: usize) -> Rank {
+        match &self.mask {
+            Some(mask) => mask.number(place),
+            None => place,
+        }
+    }
+
+    pub(super) fn renumber(&self, error: Error) -> Error {
+        match &self.mask {
+            Some(mask) => mask.renumber(error),
+            None => error,
+        }
+    }
+
+    pub(super) fn name(&self, place: usize) -> String {
+        self.comm.group().name_of(place)
+    }
+
+    /// An error of an operation with a peer.
+    #[cold]
+    pub(super) fn blame(&self, error: Error, place: usize, operation: &str) -> Error {
+        let peer = error.peer.unwrap_or(place);
+        self.renumber(error.with_peer(peer))
+            .with_operation(operation)
+    }
+
+    /// The rank at `place`, in whose memory these bytes lie.
+    pub(super) fn span(
+        &self,
+        rank: Rank,
+        offset: usize,
+        bytes: usize,
+        what: &str,
+    ) -> Result<(usize, &Arc<Peer>)> {
+        let place = self.place(rank)?;
+        let peer = &self.peers[place];
+        match offset.checked_add(bytes) {
+            Some(end) if end <= peer.bytes => Ok((place, peer)),
+            _ => Err(Error::invalid(format!(
+                "{bytes} bytes at offset {offset} do not lie in the {} bytes that rank {rank} exposes",
+                peer.bytes
+            ))
+            .with_operation(format!("{what} rank {rank}"))),
+        }
+    }
+
+    /// Refuses to go on when the window is closed, or the group has failed.
+    #[inline]
+    pub(super) fn check_usable(&self) -> Result<()> {
+        let is_alive = self.comm.group().check_alive().is_ok() && self.parent.error().is_none();
+        match is_alive && !self.is_closed.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => self.refuse(),
+        }
+    }
+
+    #[cold]
+    pub(super) fn refuse(&self) -> Result<()> {
+        self.comm.check_process()?;
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(Error::invalid("this window has been closed"));
+        }
+        let failure = self.comm.error().or_else(|| self.parent.error());
+        let Some(mut first) = failure.map(|error| self.renumber(error)) else {
+            return Err(Error::invalid("this window has been closed"));
+        };
+        first.operation = None;
+        first.message = format!(
+            "this window is of no further use since an earlier failure: {}; shrink the communicator to go on with the ranks \
+             that are left, and make a new window of that",
+            first.message
+        );
+        Err(first)
+    }
+
+    /// Looks now and then whether a rank is gone: what goes through memory does not notice.
+    pub(super) fn look_for_losses(&self, place: usize) -> Result<()> {
+        let now = self.made.elapsed().as_millis() as u64 + 1;
+        if self.looked.load(Ordering::Relaxed) == now {
+            return Ok(());
+        }
+        self.looked.store(now, Ordering::Relaxed);
+        let group = self.comm.group();
+        match group.lost(|rank| rank == place) {
+            Some(error) => {
+                if error.peer.is_some() && error.code != Code::Aborted {
+                    group.fail_of(error.clone());
+                }
+                Err(error)
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn limit(&self) -> Option<Instant> {
+        let limit = self.comm.timeout();
+        match limit.is_zero() {
+            true => None,
+            false => Instant::now().checked_add(limit),
+        }
+    }
+
+    /// Begins a transfer of these bytes of a peer's memory through its port.
+    pub(super) fn transfer(
+        &self,
+        peer: &Peer,
+        (offset, bytes): (usize, usize),
+        begin: impl FnOnce(&Port, &RemoteRegion) -> Result<Transfer>,
+    ) -> Result<Option<Transfer>> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let Some(far) = &peer.far else {
+            return Err(Error::internal("there is no way to the memory of the rank"));
+        };
+        let port = far.connect(self.comm.config())?;
+        let remote = far.remote.part(offset as u64, bytes as u64)?;
+        let transfer = begin(&port, &remote)?;
+        far.keep(&transfer);
+        Ok(Some(transfer))
+    }
+
+    pub(super) fn close(&self) {
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let near = || self.peers.iter().filter_map(|peer| peer.near.as_ref());
+        near().for_each(|near| near.end.close());
+        let until = Instant::now() + WRITERS_PATIENCE;
+        let bytes = self.peers[self.comm.rank()].bytes;
+        for peer in self.peers.iter().filter(|_| bytes > 0) {
+            let Some(near) = &peer.near else { continue };
+            if !near.has_stopped_writing(until) {
+                let peer = Arc::clone(peer);
+                let is_over = move || {
+                    let near = peer.near.as_ref();
+                    near.is_none_or(|near| !near.end.is_written() || (near.is_gone)())
+                };
+                heap::detach(self.start, bytes, Arc::new(is_over));
+            }
+        }
+        if let Some(port) = &self.port {
+            // Memory in use is kept until it is not.
+            let _ = port.close(WRITERS_PATIENCE);
+        }
+        let owner = self.owner.lock().take();
+        if near().any(|near| near.end.is_viewed() && !(near.is_gone)()) {
+            tracing::debug!(
+                "another rank has a view of the memory of a window that is closed, which stays allocated"
+            );
+            std::mem::forget(owner);
+        }
+        for far in self.peers.iter().filter_map(|peer| peer.far.as_ref()) {
+            drop(far.port.lock().take());
+        }
+        self.comm.close();
+    }
+}
