@@ -7,8 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use unisono::fence::guard;
 use unisono::interrupts::SLICE;
-use unisono::one_sided::Transfer;
-use unisono::window::{View, Window as Core};
+use unisono::window::{Transfer, View, Window as Core};
 
 use crate::arrays::{self, Array};
 use crate::communicator::Communicator;
@@ -78,8 +77,8 @@ impl Communicator {
     /// Expose an array to all ranks: each may write to it and read it, and this one calls nothing for that.
     /// All ranks call it, each with an array of its own, whatever its shape and type.
     ///
-    /// Where all ranks of a host can map an array, they use it where it lies: that takes one which `empty` has made. Others
-    /// are reached by messages, which is slower and works the same, also between hosts.
+    /// Ranks of the same host use an array that `empty` has made where it lies. Others are reached by messages, which is
+    /// slower and works the same, also between hosts.
     ///
     /// Parameters
     /// ----------
@@ -286,10 +285,7 @@ impl Window {
                 let start = std::ptr::with_exposed_provenance(start);
                 // SAFETY: the array is the owner of its memory; the documentation has programs leave it alone, and agree on
                 // the elements of the other rank.
-                unsafe {
-                    self.core
-                        .put(rank, at, (start, bytes), Box::new(owner), None)
-                }
+                unsafe { self.core.put(rank, at, (start, bytes), Box::new(owner)) }
             })
         });
         let transfer = put.map_err(|error| exception(py, &error))?;
@@ -340,10 +336,7 @@ impl Window {
             guard(|| {
                 let start = std::ptr::with_exposed_provenance_mut(start);
                 // SAFETY: as in `put`; the call waits for the end.
-                unsafe {
-                    self.core
-                        .get(rank, at, (start, bytes), Box::new(owner), None)
-                }
+                unsafe { self.core.get(rank, at, (start, bytes), Box::new(owner)) }
             })
         });
         Self::wait(py, got.map_err(|error| exception(py, &error))?)?;
@@ -474,7 +467,7 @@ impl Window {
     /// Raises
     /// ------
     /// UnsupportedError
-    ///     The rank is on another host, or not all ranks of the host can map its array: make it by `empty`.
+    ///     The rank is on another host, or its array is not one that `empty` has made.
     fn map<'py>(&self, py: Python<'py>, rank: i64) -> PyResult<Bound<'py, PyAny>> {
         let rank = self.check_rank(py, "map", "rank", rank)?;
         if rank == self.core.rank() {

@@ -49,19 +49,19 @@ impl Exposed<'_> {
         let described = self.describe(comm, port.as_ref())?;
         let peers = described.into_iter().enumerate().map(|(rank, it)| {
             let near = match near.contains(&rank) {
-                true => it.find(comm, rank)?,
+                true => it.find(comm, rank),
                 false => None,
             };
-            Ok(Arc::new(Peer {
+            Arc::new(Peer {
                 bytes: it.bytes,
                 dtype: it.dtype,
                 note: it.note,
                 near,
                 far: it.far,
                 turn: Turn::default(),
-            }))
+            })
         });
-        Ok((peers.collect::<Result<_>>()?, port))
+        Ok((peers.collect(), port))
     }
 
     /// Opens the links to the ranks of this host, and has them map the memory. Returns whether all of them reach it.
@@ -202,22 +202,19 @@ impl Description {
     }
 
     /// The memory of a rank on this host, as far as it is mapped here.
-    fn find(&self, comm: &Communicator, rank: Rank) -> Result<Option<Near>> {
+    fn find(&self, comm: &Communicator, rank: Rank) -> Option<Near> {
         let group = comm.group();
-        let Some((page, is_gone)) = group.page_and_end(rank) else {
-            return Ok(None);
-        };
-        // Of the two ways to memory that some ranks have mapped and others not, all take the same.
-        let place = self.place.filter(|_| self.far.is_none() && self.bytes > 0);
-        let held = match place {
-            Some(place) => group.reach(rank, place, self.bytes)?,
+        let (page, is_gone) = group.page_and_end(rank)?;
+        let held = match self.place.filter(|_| self.bytes > 0) {
+            // One that has not been announced was refused a descriptor, and is reached by its port.
+            Some(place) => group.reach(rank, place, self.bytes).unwrap_or_default(),
             None => None,
         };
-        Ok(Some(Near {
+        Some(Near {
             end: End::new(page, comm.rank() < rank),
             is_gone,
             held: held.filter(heap::Held::is_writable),
-        }))
+        })
     }
 }
 

@@ -26,24 +26,26 @@ mod peer;
 mod state;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod words;
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use self::meeting::Exposed;
 use self::peer::{Peer, SIGNALS, closed};
 use self::state::Shared;
+pub use self::transfer::Transfer;
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
 use crate::device;
-use crate::engine::{Completion, PointToPoint, Request};
+use crate::engine::{PointToPoint, Request};
 use crate::error::{Code, Error, Result};
 use crate::fork::Own;
 use crate::locks::Mutex;
-use crate::one_sided::{Owner, Port, RemoteRegion, Transfer};
+use crate::one_sided::{Owner, Port, RemoteRegion};
 use crate::types::{DataType, Rank};
 
 /// Memory that each rank of a group exposes to the others. Dropping it [closes](Window::close) it.
@@ -138,6 +140,7 @@ impl Communicator {
             is_closed: AtomicBool::new(false),
             made: Instant::now(),
             looked: AtomicU64::new(0),
+            failure: OnceLock::new(),
         }))))
     }
 }
@@ -186,7 +189,7 @@ impl Window {
 
     /// Writes `bytes` bytes from `source` on into the memory of rank `to`, `offset` bytes from its beginning. Where the memory
     /// is mapped here, the bytes are there when this returns, and it returns `None`; else a transfer, when whose end has come they
-    /// are there. `owner` is kept until then, and `completion` called, of a transfer alone.
+    /// are there. `owner` is kept until then.
     ///
     /// # Errors
     /// `InvalidArgument` for bytes that do not lie in the memory of `to`; `PeerLost` and the like when a rank is gone.
@@ -200,7 +203,6 @@ impl Window {
         offset: usize,
         (source, bytes): (*const u8, usize),
         owner: Owner,
-        completion: Option<Completion>,
     ) -> Result<Option<Transfer>> {
         let it = &self.0;
         it.check_usable()?;
@@ -224,9 +226,9 @@ impl Window {
         }
         let begin = |port: &Port, remote: &RemoteRegion| {
             // SAFETY: as the caller promises.
-            unsafe { port.write_from((source, bytes), owner, remote, completion) }
+            unsafe { port.write_from((source, bytes), owner, remote, None) }
         };
-        it.transfer(peer, (offset, bytes), begin).map_err(blame)
+        Transfer::start(it, place, ("put to", offset, bytes), begin)
     }
 
     /// Reads `bytes` bytes of the memory of rank `from`, from `offset` on, into `target`, as [`Window::put`] writes.
@@ -242,7 +244,6 @@ impl Window {
         offset: usize,
         (target, bytes): (*mut u8, usize),
         owner: Owner,
-        completion: Option<Completion>,
     ) -> Result<Option<Transfer>> {
         let it = &self.0;
         it.check_usable()?;
@@ -271,9 +272,9 @@ impl Window {
         }
         let begin = |port: &Port, remote: &RemoteRegion| {
             // SAFETY: as the caller promises.
-            unsafe { port.read_into((target, bytes), owner, remote, completion) }
+            unsafe { port.read_into((target, bytes), owner, remote, None) }
         };
-        it.transfer(peer, (offset, bytes), begin).map_err(blame)
+        Transfer::start(it, place, ("get from", offset, bytes), begin)
     }
 
     /// Signals to rank `to`: it waits by [`wait_signal`](Window::wait_signal), once for each signal. What this rank has put into
@@ -410,8 +411,8 @@ impl Window {
                 _ if place == it.comm.rank() => "it is this rank's own",
                 _ if peer.bytes == 0 => "there is none",
                 Some(_) => {
-                    "it does not lie in the shared heap of its process, or other ranks cannot map that: allocate \
-                            it by unisono.empty(), unisono_mem_alloc() or allocateTensor"
+                    "it does not lie in the shared heap of its process: allocate it by unisono.empty(), \
+                     unisono_mem_alloc() or allocateTensor"
                 }
                 None => "it is not on this host, or the ranks go over TCP",
             };

@@ -1,7 +1,7 @@
 //! The state of a window: its ranks, whether it can be used, and its end.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::peer::{Near, Peer};
@@ -11,7 +11,7 @@ use crate::error::{Code, Error, Result};
 use crate::fork::Own;
 use crate::heap;
 use crate::locks::Mutex;
-use crate::one_sided::{Owner, Port, RemoteRegion, Transfer};
+use crate::one_sided::{Owner, Port};
 use crate::transport::WRITERS_PATIENCE;
 use crate::types::Rank;
 
@@ -33,6 +33,8 @@ pub(super) struct Shared {
     pub(super) made: Instant,
     /// When the links were last looked at, in milliseconds.
     pub(super) looked: AtomicU64,
+    /// The loss of a rank, which the group may not know of yet.
+    pub(super) failure: OnceLock<Error>,
 }
 
 impl Peer {
@@ -77,8 +79,13 @@ impl Shared {
     #[cold]
     pub(super) fn blame(&self, error: Error, place: usize, operation: &str) -> Error {
         let peer = error.peer.unwrap_or(place);
-        self.renumber(error.with_peer(peer))
-            .with_operation(operation)
+        let error = self
+            .renumber(error.with_peer(peer))
+            .with_operation(operation);
+        if error.code == Code::PeerLost {
+            let _ = self.failure.set(error.clone());
+        }
+        error
     }
 
     /// The rank at `place`, in whose memory these bytes lie.
@@ -104,7 +111,9 @@ impl Shared {
     /// Refuses to go on when the window is closed, or the group has failed.
     #[inline]
     pub(super) fn check_usable(&self) -> Result<()> {
-        let is_alive = self.comm.group().check_alive().is_ok() && self.parent.error().is_none();
+        let is_alive = self.comm.group().check_alive().is_ok()
+            && self.parent.error().is_none()
+            && self.failure.get().is_none();
         match is_alive && !self.is_closed.load(Ordering::Relaxed) {
             true => Ok(()),
             false => self.refuse(),
@@ -117,8 +126,9 @@ impl Shared {
         if self.is_closed.load(Ordering::Relaxed) {
             return Err(Error::invalid("this window has been closed"));
         }
-        let failure = self.comm.error().or_else(|| self.parent.error());
-        let Some(mut first) = failure.map(|error| self.renumber(error)) else {
+        let of_a_group = || self.comm.error().or_else(|| self.parent.error());
+        let of_a_group = || of_a_group().map(|error| self.renumber(error));
+        let Some(mut first) = self.failure.get().cloned().or_else(of_a_group) else {
             return Err(Error::invalid("this window has been closed"));
         };
         first.operation = None;
@@ -155,26 +165,6 @@ impl Shared {
             true => None,
             false => Instant::now().checked_add(limit),
         }
-    }
-
-    /// Begins a transfer of these bytes of a peer's memory through its port.
-    pub(super) fn transfer(
-        &self,
-        peer: &Peer,
-        (offset, bytes): (usize, usize),
-        begin: impl FnOnce(&Port, &RemoteRegion) -> Result<Transfer>,
-    ) -> Result<Option<Transfer>> {
-        if bytes == 0 {
-            return Ok(None);
-        }
-        let Some(far) = &peer.far else {
-            return Err(Error::internal("there is no way to the memory of the rank"));
-        };
-        let port = far.connect(self.comm.config())?;
-        let remote = far.remote.part(offset as u64, bytes as u64)?;
-        let transfer = begin(&port, &remote)?;
-        far.keep(&transfer);
-        Ok(Some(transfer))
     }
 
     pub(super) fn close(&self) {

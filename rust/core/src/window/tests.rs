@@ -52,14 +52,14 @@ impl Player {
     fn put(&self, to: Rank, at: usize, numbers: &[u32]) -> Result<()> {
         let source = (numbers.as_ptr().cast(), size_of_val(numbers));
         // SAFETY: the slice is borrowed until the transfer has ended.
-        let put = unsafe { self.window.put(to, 4 * at, source, Box::new(()), None)? };
+        let put = unsafe { self.window.put(to, 4 * at, source, Box::new(()))? };
         put.map_or(Ok(()), |transfer| transfer.wait(None))
     }
 
     fn get(&self, from: Rank, at: usize, numbers: &mut [u32]) -> Result<()> {
         let target = (numbers.as_mut_ptr().cast(), size_of_val(numbers));
         // SAFETY: as in `put`.
-        let got = unsafe { self.window.get(from, 4 * at, target, Box::new(()), None)? };
+        let got = unsafe { self.window.get(from, 4 * at, target, Box::new(()))? };
         got.map_or(Ok(()), |transfer| transfer.wait(None))
     }
 }
