@@ -16,7 +16,7 @@
 
 namespace unisono {
 
-// What works of a window share with it.
+// The state that the works of a window share with it.
 struct Exposure {
   explicit Exposure(rust::Box<Window> made, at::Tensor exposed)
       : window(std::move(made)), tensor(std::move(exposed)) {}
@@ -57,8 +57,8 @@ class TensorWindow final : public c10d::Window {
 // A put, a signal or a wait for one. It is driven by who waits for it.
 class WindowWork final : public c10d::Work {
  public:
-  // Tries to end it: for at most so many milliseconds, and as long as it may take if that is below
-  // 0. Returns nothing while it goes on.
+  // Tries to end it for at most this number of milliseconds, and below 0 for as long as it may
+  // take. Returns nothing while it goes on.
   using Attempt = std::function<std::optional<Status>(int64_t)>;
 
   WindowWork(int rank, Attempt attempt);

@@ -1208,8 +1208,8 @@ unisono_status unisono_window_get(unisono_window* window, void* target, size_t b
                                   size_t offset);
 
 /**
- * Signals to a rank, which waits once for each signal. What was put into its memory before is there
- * then.
+ * Signals to a rank, which waits once for each signal. Bytes that were put into its memory before
+ * are there then.
  *
  * \param window  the window
  * \param to      the rank

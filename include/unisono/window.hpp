@@ -50,7 +50,7 @@ class Window final {
     check(unisono_window_get(handle_, target, count * sizeof(T), from, offset * sizeof(T)));
   }
 
-  // What was put before is there when the wait of rank `to` returns.
+  // Elements that were put before are there when the wait of rank `to` returns.
   void signal(int to) const { check(unisono_window_signal(handle_, to)); }
 
   // Waits for a signal, and takes it. An error TIMEOUT says that none has come in time.

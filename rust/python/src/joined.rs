@@ -86,7 +86,10 @@ fn close_all(py: Python<'_>) {
             .iter()
             .filter_map(Weak::upgrade)
         {
-            let _ = guard(|| Ok(window.close()));
+            let _ = guard(|| {
+                window.close();
+                Ok(())
+            });
         }
         for shared in open.iter().filter_map(Weak::upgrade) {
             // The interpreter ends: no caller is left to get an error.

@@ -18,7 +18,7 @@ use crate::values::timeout;
 /// A window; none when it could not be made, which the status beside it says.
 pub(crate) struct Window(Option<window::Window>);
 
-/// What a put has begun; none where the bytes are there already, or where it failed.
+/// The transfer of a put; none where the bytes are there already, or where it failed.
 pub(crate) struct Transfer(Option<window::Transfer>);
 
 /// A peer's memory; none where there is no view of it.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::peer::{Far, Near, Peer, Turn};
+use super::state::take_back;
 use super::words::End;
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
@@ -40,7 +41,29 @@ impl Exposed<'_> {
         let near: Vec<Rank> = (0..world)
             .filter(|rank| *rank != own && hosts[*rank] == hosts[own])
             .collect();
-        let is_reached = self.meet_those_near(comm, &near)?;
+        self.meet_all(comm, &near).inspect_err(|_| {
+            // Another rank may have its window, and use it.
+            let pages = near
+                .iter()
+                .map(|rank| comm.group().page_and_end(*rank).zip(Some(*rank)));
+            let ends = pages
+                .flatten()
+                .map(|((page, is_gone), rank)| (End::new(page, own < rank), is_gone));
+            let ends: Vec<_> = ends.collect();
+            take_back(
+                ends.iter().map(|(end, is_gone)| (end, is_gone)),
+                (self.start, self.bytes),
+            );
+        })
+    }
+
+    fn meet_all(
+        &self,
+        comm: &Communicator,
+        near: &[Rank],
+    ) -> Result<(Vec<Arc<Peer>>, Option<Port>)> {
+        let world = comm.world_size();
+        let is_reached = self.meet_those_near(comm, near)?;
         let is_everywhere = is_reached && near.len() + 1 == world;
         let port = match self.bytes > 0 && !is_everywhere {
             true => Some(self.open_port(comm)?),

@@ -18,8 +18,8 @@
 //! # The end
 //!
 //! A rank that closes its window tells the others of this host, and waits until none is in the middle of writing to its memory.
-//! From a process that has stopped in the middle the heap takes the memory away; one that has ended writes no more. Memory of
-//! which another rank still has a view stays allocated.
+//! From a process that has stopped in the middle the heap takes the memory away; one that has ended writes no more. Memory that
+//! another rank still views stays allocated.
 
 mod meeting;
 mod peer;
@@ -188,8 +188,8 @@ impl Window {
     }
 
     /// Writes `bytes` bytes from `source` on into the memory of rank `to`, `offset` bytes from its beginning. Where the memory
-    /// is mapped here, the bytes are there when this returns, and it returns `None`; else a transfer, when whose end has come they
-    /// are there. `owner` is kept until then.
+    /// is mapped here, the bytes are there when this returns, and it returns `None`; else they are there when the transfer that
+    /// it returns has ended. `owner` is kept until then.
     ///
     /// # Errors
     /// `InvalidArgument` for bytes that do not lie in the memory of `to`; `PeerLost` and the like when a rank is gone.
@@ -214,7 +214,7 @@ impl Window {
             unsafe { std::ptr::copy(source, target, bytes) };
             return Ok(None);
         }
-        it.look_for_losses(place).map_err(blame)?;
+        it.look_for_losses().map_err(blame)?;
         if let Some((near, held)) = peer.mapped() {
             if !near.end.begin_writing() {
                 return Err(blame(closed(&it.name(place))));
@@ -261,7 +261,7 @@ impl Window {
             unsafe { std::ptr::copy(source, target, bytes) };
             return Ok(None);
         }
-        it.look_for_losses(place).map_err(blame)?;
+        it.look_for_losses().map_err(blame)?;
         if let Some((near, held)) = peer.mapped() {
             if near.end.is_closed() {
                 return Err(blame(closed(&it.name(place))));
@@ -277,8 +277,8 @@ impl Window {
         Transfer::start(it, place, ("get from", offset, bytes), begin)
     }
 
-    /// Signals to rank `to`: it waits by [`wait_signal`](Window::wait_signal), once for each signal. What this rank has put into
-    /// its memory before is there then; transfers that are under way are waited for.
+    /// Signals to rank `to`, which waits by [`wait_signal`](Window::wait_signal), once for each signal. Bytes that were put into
+    /// its memory here before are there then; transfers that are under way are waited for.
     ///
     /// # Errors
     /// The first failure of such a transfer; `PeerLost` and the like when a rank is gone.
@@ -288,7 +288,7 @@ impl Window {
         let place = it.place(to)?;
         let peer = &it.peers[place];
         let blame = |error| it.blame(error, place, &format!("signal to rank {to}"));
-        it.look_for_losses(place).map_err(blame)?;
+        it.look_for_losses().map_err(blame)?;
         if let Some(far) = &peer.far {
             far.wait(it.limit()).map_err(blame)?;
         }
@@ -373,8 +373,8 @@ impl Window {
         far.all(|far| far.under_way.lock().is_empty())
     }
 
-    /// A barrier of the window's ranks, begun: when it has ended, and each rank has [flushed](Window::flush) before it, all that
-    /// any rank has put is there.
+    /// Begins a barrier of the window's ranks: when it has ended, and each rank has [flushed](Window::flush) before, all bytes
+    /// that any rank has put are there.
     ///
     /// # Errors
     /// As of a collective.

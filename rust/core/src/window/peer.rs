@@ -172,17 +172,6 @@ impl Near {
         taken.count = count.wrapping_add(1);
         Ok(true)
     }
-
-    /// Whether the rank can write to this one's memory no more, or not before `until`. It was told not to begin again.
-    pub(super) fn has_stopped_writing(&self, until: Instant) -> bool {
-        while self.end.is_written() && !(self.is_gone)() {
-            if Instant::now() > until {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-        true
-    }
 }
 
 /// Receives a message of a signal, if one comes until then.

@@ -5,11 +5,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::peer::{Near, Peer};
+use super::words::End;
 use crate::communicator::Communicator;
 use crate::engine::{Group, Mask};
 use crate::error::{Code, Error, Result};
 use crate::fork::Own;
-use crate::heap;
+use crate::heap::{self, IsOver};
 use crate::locks::Mutex;
 use crate::one_sided::{Owner, Port};
 use crate::transport::WRITERS_PATIENCE;
@@ -140,15 +141,16 @@ impl Shared {
         Err(first)
     }
 
-    /// Looks now and then whether a rank is gone: what goes through memory does not notice.
-    pub(super) fn look_for_losses(&self, place: usize) -> Result<()> {
+    /// Looks now and then whether a rank is gone: what goes through memory does not notice. One that has closed its window is
+    /// none of these.
+    pub(super) fn look_for_losses(&self) -> Result<()> {
         let now = self.made.elapsed().as_millis() as u64 + 1;
         if self.looked.load(Ordering::Relaxed) == now {
             return Ok(());
         }
         self.looked.store(now, Ordering::Relaxed);
         let group = self.comm.group();
-        match group.lost(|rank| rank == place) {
+        match group.lost(|_| false) {
             Some(error) => {
                 if error.peer.is_some() && error.code != Code::Aborted {
                     group.fail_of(error.clone());
@@ -171,27 +173,23 @@ impl Shared {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return;
         }
-        let near = || self.peers.iter().filter_map(|peer| peer.near.as_ref());
-        near().for_each(|near| near.end.close());
-        let until = Instant::now() + WRITERS_PATIENCE;
+        let near: Vec<_> = self
+            .peers
+            .iter()
+            .filter_map(|peer| peer.near.as_ref())
+            .collect();
         let bytes = self.peers[self.comm.rank()].bytes;
-        for peer in self.peers.iter().filter(|_| bytes > 0) {
-            let Some(near) = &peer.near else { continue };
-            if !near.has_stopped_writing(until) {
-                let peer = Arc::clone(peer);
-                let is_over = move || {
-                    let near = peer.near.as_ref();
-                    near.is_none_or(|near| !near.end.is_written() || (near.is_gone)())
-                };
-                heap::detach(self.start, bytes, Arc::new(is_over));
-            }
-        }
+        take_back(
+            near.iter().map(|near| (&near.end, &near.is_gone)),
+            (self.start, bytes),
+        );
         if let Some(port) = &self.port {
             // Memory in use is kept until it is not.
             let _ = port.close(WRITERS_PATIENCE);
         }
         let owner = self.owner.lock().take();
-        if near().any(|near| near.end.is_viewed() && !(near.is_gone)()) {
+        let is_viewed = |near: &&Near| near.end.is_viewed() && !(near.is_gone)();
+        if near.iter().any(is_viewed) {
             tracing::debug!(
                 "another rank has a view of the memory of a window that is closed, which stays allocated"
             );
@@ -201,5 +199,26 @@ impl Shared {
             drop(far.port.lock().take());
         }
         self.comm.close();
+    }
+}
+
+/// Takes memory back from the ranks of this host: they begin to use it no more. Waits until none is in the middle of writing to
+/// it. From one that has stopped there the heap takes it away.
+pub(super) fn take_back<'a>(
+    near: impl Iterator<Item = (&'a End, &'a IsOver)> + Clone,
+    (start, bytes): (usize, usize),
+) {
+    near.clone().for_each(|(end, _)| end.close());
+    let until = Instant::now() + WRITERS_PATIENCE;
+    for (end, is_gone) in near {
+        while end.is_written() && !is_gone() {
+            if Instant::now() > until {
+                let (end, is_gone) = (end.clone(), Arc::clone(is_gone));
+                let is_over = Arc::new(move || !end.is_written() || is_gone());
+                heap::detach(start, bytes, is_over);
+                break;
+            }
+            std::thread::yield_now();
+        }
     }
 }

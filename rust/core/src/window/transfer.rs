@@ -18,7 +18,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Begins to move bytes, of which there may be none, of the memory of the rank at `place`, as `begin` says.
+    /// Begins to move bytes of the memory of the rank at `place`, as `begin` says. Without any bytes there is nothing to do.
     pub(super) fn start(
         window: &Arc<Shared>,
         place: usize,

@@ -47,7 +47,7 @@ impl Words for Page {
 }
 
 /// One end of a window.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct End<W = Page> {
     words: W,
     own: usize,
