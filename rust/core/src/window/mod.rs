@@ -277,8 +277,8 @@ impl Window {
         Transfer::start(it, place, ("get from", offset, bytes), begin)
     }
 
-    /// Signals to rank `to`, which waits by [`wait_signal`](Window::wait_signal), once for each signal. Bytes that were put into
-    /// its memory here before are there then; transfers that are under way are waited for.
+    /// Signals to rank `to`, which waits by [`wait_signal`](Window::wait_signal), once for each signal. All that this rank has
+    /// put into its memory before is there then; transfers that are under way are waited for.
     ///
     /// # Errors
     /// The first failure of such a transfer; `PeerLost` and the like when a rank is gone.
