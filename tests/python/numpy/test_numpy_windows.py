@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from namespaces import hosts, why_not
 from ranks import run_ranks
 
 TROUBLE = why_not()
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "python.md"
 
 
 @pytest.mark.check
@@ -109,3 +113,10 @@ def test_ranks_that_keep_their_numbers():
     results = run_ranks(3, "numpy_windows_ranks:masked", check=False)
     for result in (results[0], results[2]):
         assert result.ok, result.report()
+
+
+def test_the_program_of_the_page_runs(tmp_path):
+    found = re.search(r"(?s)\n## Windows\n.*?```python\n(.*?)```", PAGE.read_text())
+    assert found
+    (tmp_path / "page.py").write_text(found[1])
+    run_ranks(3, tmp_path / "page.py")

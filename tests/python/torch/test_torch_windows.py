@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from ranks import run_ranks
 
 torch = pytest.importorskip("torch")
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "torch.md"
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.distributed.ProcessGroup, "new_window"),
     reason="this torch has no windows: 2.15 has",
@@ -35,3 +39,10 @@ def test_the_end_of_a_process_ends_the_waits_of_the_others():
         took, text = result.value
         assert took < 4
         assert "wait_signal of rank 1" in text
+
+
+def test_the_program_of_the_page_runs(tmp_path):
+    found = re.search(r"(?s)\n## Windows\n.*?```python\n(.*?)```", PAGE.read_text())
+    assert found
+    (tmp_path / "page.py").write_text(found[1])
+    run_ranks(3, tmp_path / "page.py", torch=True)
