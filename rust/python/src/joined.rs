@@ -25,7 +25,7 @@ static OPEN: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::defau
 static WINDOWS: PerProcess<Mutex<Vec<Weak<Window>>>> = PerProcess::new(Mutex::default);
 
 /// Has a window closed when the interpreter ends, if it is still open.
-pub(crate) fn register_window(window: Window) -> Arc<Window> {
+pub fn register_window(window: Window) -> Arc<Window> {
     let window = Arc::new(window);
     let mut open = WINDOWS.lock();
     open.retain(|known| known.strong_count() > 0);

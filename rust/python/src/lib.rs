@@ -35,7 +35,7 @@ mod work;
 
 use pyo3::prelude::*;
 
-pub use joined::THREADS_END;
+pub use joined::{THREADS_END, register_window};
 
 /// Puts everything into the module that Python initialises.
 ///

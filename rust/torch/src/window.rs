@@ -1,6 +1,7 @@
 //! Windows of tensors: what `csrc/window.cpp` calls the core for.
 
 use std::ptr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cxx::UniquePtr;
@@ -16,7 +17,7 @@ use crate::status::ok;
 use crate::values::timeout;
 
 /// A window; none when it could not be made, which the status beside it says.
-pub(crate) struct Window(Option<window::Window>);
+pub(crate) struct Window(Option<Arc<window::Window>>);
 
 /// The transfer of a put; none where the bytes are there already, or where it failed.
 pub(crate) struct Transfer(Option<window::Transfer>);
@@ -52,7 +53,7 @@ pub(crate) unsafe fn expose(
     let (status, window) = apart(made);
     ffi::Exposed {
         status,
-        window: Box::new(Window(window)),
+        window: Box::new(Window(window.map(unisono_python::register_window))),
     }
 }
 
