@@ -19,7 +19,7 @@
 //!
 //! A rank that closes its window tells the others of this host, and waits until none is in the middle of writing to its memory.
 //! From a process that has stopped in the middle the heap takes the memory away; one that has ended writes no more. Memory that
-//! another rank still views stays allocated.
+//! another rank still views stays allocated until a window is made or closed when that rank views it no more.
 
 mod meeting;
 mod peer;
@@ -115,6 +115,7 @@ impl Communicator {
                 "a window is of memory of the host: copy what lies on a device",
             ));
         }
+        state::let_go();
         let (comm, mask) = self.for_a_window()?;
         comm.set_timeout(self.timeout());
         let own = Exposed {

@@ -9,7 +9,7 @@ use super::words::End;
 use crate::communicator::Communicator;
 use crate::engine::{Group, Mask};
 use crate::error::{Code, Error, Result};
-use crate::fork::Own;
+use crate::fork::{Own, PerProcess};
 use crate::heap::{self, IsOver};
 use crate::locks::Mutex;
 use crate::one_sided::{Owner, Port};
@@ -187,19 +187,39 @@ impl Shared {
             // Memory in use is kept until it is not.
             let _ = port.close(WRITERS_PATIENCE);
         }
-        let owner = self.owner.lock().take();
-        let is_viewed = |near: &&Near| near.end.is_viewed() && !(near.is_gone)();
-        if near.iter().any(is_viewed) {
-            tracing::debug!(
-                "another rank has a view of the memory of a window that is closed, which stays allocated"
-            );
-            std::mem::forget(owner);
+        let viewers = near
+            .iter()
+            .map(|near| (near.end.clone(), Arc::clone(&near.is_gone)));
+        if let Some(owner) = self.owner.lock().take() {
+            VIEWED.lock().push((viewers.collect(), owner));
         }
+        let_go();
         for far in self.peers.iter().filter_map(|peer| peer.far.as_ref()) {
             drop(far.port.lock().take());
         }
         self.comm.close();
     }
+}
+
+/// The owners of memory of windows that are closed, with the ranks that may have views of it.
+static VIEWED: PerProcess<Mutex<Vec<Viewed>>> = PerProcess::new(Mutex::default);
+
+type Viewers = Vec<(End, IsOver)>;
+type Viewed = (Viewers, Arc<Owner>);
+
+/// Lets go of memory of closed windows that no other rank has a view of any more. Each making and closing of a window does.
+pub(super) fn let_go() {
+    let mut viewed = VIEWED.lock();
+    let is_viewed = |viewers: &Viewers| {
+        let mut viewers = viewers.iter();
+        viewers.any(|(end, is_gone)| end.is_viewed() && !is_gone())
+    };
+    let free: Vec<_> = viewed
+        .extract_if(.., |(viewers, _)| !is_viewed(viewers))
+        .collect();
+    drop(viewed);
+    // Without the lock: it is foreign code.
+    drop(free);
 }
 
 /// Takes memory back from the ranks of this host: they begin to use it no more. Waits until none is in the middle of writing to

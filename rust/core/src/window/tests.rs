@@ -308,6 +308,8 @@ fn memory_stays_as_long_as_another_rank_has_a_view_of_it() {
         assert!(is_gone(0));
         assert_eq!(is_gone(1), !keeps);
         drop(view);
+        state::let_go();
+        assert!(is_gone(1));
     }
 }
 
