@@ -128,6 +128,11 @@ class Backend final : public c10d::Backend {
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
   WorkPointer reconfigure(const c10d::ReconfigureOptions& opts) override;
 #endif
+#ifdef C10D_BACKEND_HAS_WINDOW
+  // Memory that the ranks expose to each other (window.cpp).
+  bool supportsWindow() const override { return true; }
+  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
+#endif
   // A new group of this and other ranks, which meet through `store`.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<Options>& opts, const int& rank,

@@ -20,6 +20,12 @@ class Completion {
   virtual void finish(const Status& status) noexcept = 0;
 };
 
+// Keeps memory that the core uses; destroyed when that is over, by whichever thread learns of it.
+class Keeper {
+ public:
+  virtual ~Keeper() = default;
+};
+
 // The key-value store through which the ranks of a group find each other.
 class Store {
  public:

@@ -16,4 +16,5 @@
 #include "several.cpp"
 #include "sparse.cpp"
 #include "streams.cpp"
+#include "window.cpp"
 #include "work.cpp"

@@ -1183,6 +1183,113 @@ unisono_status unisono_work_destroy(unisono_work* work);
 
 /** \} */
 /**
+ * \defgroup windows Windows
+ *
+ * Memory that each rank exposes to the others. A rank puts bytes into another's memory or gets
+ * bytes of it, and that one calls nothing. It signals when it has put what belongs together; the
+ * other one waits for the signal, and finds there what was put before. The ranks agree on who uses
+ * which bytes when. Between processes of one host, memory of unisono_mem_alloc() is written and
+ * read where it lies; other memory, and that of ranks on other hosts, goes by messages.
+ *
+ * A window has a group of its own: when a rank is gone, all calls on the window fail with the first
+ * cause, and the communicator may be shrunk and a new window made of that.
+ * \{
+ */
+
+/** Memory of all ranks of a group. */
+typedef struct unisono_window unisono_window;
+
+/**
+ * Exposes memory to all ranks. All ranks call it, each with memory of its own; a collective.
+ *
+ * \param comm         the group
+ * \param memory       stays allocated until the window is destroyed, here and, if it is mapped
+ *                     there, on the other ranks. NULL for no bytes
+ * \param bytes        how many
+ * \param[out] window  the memory of all ranks
+ */
+unisono_status unisono_window_create(unisono_communicator* comm, void* memory, size_t bytes,
+                                     unisono_window** window);
+
+/**
+ * Tells how much memory a rank exposes.
+ *
+ * \param window      the window
+ * \param rank        the rank
+ * \param[out] bytes  how many bytes
+ */
+unisono_status unisono_window_bytes(const unisono_window* window, int32_t rank, size_t* bytes);
+
+/**
+ * Writes to a rank's memory. Returns when the bytes are there.
+ *
+ * \param window  the window
+ * \param source  `bytes` bytes
+ * \param bytes   how many
+ * \param to      the rank
+ * \param offset  where they go, in bytes from the beginning of that rank's memory
+ */
+unisono_status unisono_window_put(unisono_window* window, const void* source, size_t bytes,
+                                  int32_t to, size_t offset);
+
+/**
+ * Reads a rank's memory.
+ *
+ * \param window       the window
+ * \param[out] target  `bytes` bytes
+ * \param bytes        how many
+ * \param from         the rank
+ * \param offset       where they lie, in bytes from the beginning of that rank's memory
+ */
+unisono_status unisono_window_get(unisono_window* window, void* target, size_t bytes, int32_t from,
+                                  size_t offset);
+
+/**
+ * Signals to a rank, which waits once for each signal. Bytes that were put into its memory before
+ * are there then.
+ *
+ * \param window  the window
+ * \param to      the rank
+ */
+unisono_status unisono_window_signal(unisono_window* window, int32_t to);
+
+/**
+ * Waits for a signal, and takes it.
+ *
+ * \param window   the window
+ * \param from     the rank that signals
+ * \param seconds  how long to wait; 0: not at all; or #UNISONO_FOREVER
+ * \return #UNISONO_TIMEOUT when none has come in time, which is not fatal
+ */
+unisono_status unisono_window_wait_signal(unisono_window* window, int32_t from, double seconds);
+
+/**
+ * Tells where the memory of a rank of this host lies in this process.
+ *
+ * \param window       the window
+ * \param rank         another rank
+ * \param[out] memory  its memory, until this rank destroys the window
+ * \return #UNISONO_UNSUPPORTED where it is not memory of unisono_mem_alloc() of this host
+ */
+unisono_status unisono_window_map(unisono_window* window, int32_t rank, void** memory);
+
+/**
+ * Waits until all ranks have called it: what any has put before is there then.
+ *
+ * \param window  the window
+ */
+unisono_status unisono_window_fence(unisono_window* window);
+
+/**
+ * Ends the use of this rank's memory by others, and gives the handle back. It waits for nothing
+ * that is under way: call unisono_window_fence() before, on all ranks.
+ *
+ * \param window  the window, or NULL
+ */
+unisono_status unisono_window_destroy(unisono_window* window);
+
+/** \} */
+/**
  * \defgroup memory Memory
  * \{
  */

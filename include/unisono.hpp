@@ -20,6 +20,7 @@
 #include <unisono/operations.hpp>
 #include <unisono/options.hpp>
 #include <unisono/store.hpp>
+#include <unisono/window.hpp>
 #include <unisono/work.hpp>
 
 #endif

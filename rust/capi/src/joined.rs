@@ -1,11 +1,15 @@
 //! The communicators that C holds, and the end of the process: those that are left open are closed in good order, and the
 //! threads end before it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use unisono::cuda;
 use unisono::error::Result;
+use unisono::locks::Mutex;
+use unisono::types::Rank;
+use unisono::window::{View, Window};
 
 use crate::error::Status;
 use crate::fence::{fence, status};
@@ -18,6 +22,14 @@ pub struct Communicator {
 }
 
 pub(crate) static COMMUNICATORS: Table<Joined> = Table::new(1, "a communicator");
+
+pub(crate) static WINDOWS: Table<Exposed> = Table::new(5, "a window");
+
+/// A window, and the views that it has given to C, by rank: those last as long as the window does.
+pub(crate) struct Exposed {
+    pub(crate) window: Window,
+    pub(crate) views: Mutex<BTreeMap<Rank, View>>,
+}
 
 /// A group.
 pub(crate) struct Joined {
@@ -68,6 +80,10 @@ fn prepare() {
 extern "C" fn close_all() {
     // The process ends: no caller is left to get an error.
     let _ = fence(|| {
+        WINDOWS
+            .all()
+            .iter()
+            .for_each(|exposed| exposed.window.close());
         for joined in COMMUNICATORS.all() {
             joined.close();
         }

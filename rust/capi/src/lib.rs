@@ -42,4 +42,5 @@ pub mod sized;
 pub mod store;
 pub mod types;
 pub mod version;
+pub mod window;
 pub mod work;

@@ -25,6 +25,7 @@
 //! - [`cuda`]: on which device memory lies, for a caller that has an address alone.
 //! - [`communicator`], `slices`, `pending`: the group and its collectives, which the doors (torch, Python, C) call.
 //! - [`one_sided`]: reading and writing memory that a peer has registered, over groups of two.
+//! - [`window`]: memory that each rank of a group exposes to the others.
 //!
 //! Where it is decided:
 //!
@@ -118,6 +119,7 @@ mod trace;
 pub mod transport;
 pub mod types;
 mod users;
+pub mod window;
 
 pub use communicator::{Candidate, Communicator, Work};
 pub use engine::pricing::costs_here;

@@ -227,7 +227,7 @@ impl<'py> Array<'py> {
     }
 
     /// The name that the array's library has for its type.
-    fn type_name(&self) -> &str {
+    pub(crate) fn type_name(&self) -> &str {
         let moved = self.layout.moved.as_deref();
         moved.unwrap_or_else(|| self.dtype().name())
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use unisono::fence::guard;
 use unisono::locks::Mutex;
+use unisono::window::Window;
 use unisono::{Communicator as Core, PerProcess};
 
 use crate::one_sided;
@@ -19,6 +20,18 @@ const FAREWELL: Duration = Duration::from_secs(3);
 
 /// The communicators of this process that are not closed, to be closed when the interpreter ends.
 static OPEN: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::default);
+
+/// The windows of this process, to be closed before.
+static WINDOWS: PerProcess<Mutex<Vec<Weak<Window>>>> = PerProcess::new(Mutex::default);
+
+/// Has a window closed when the interpreter ends, if it is still open.
+pub fn register_window(window: Window) -> Arc<Window> {
+    let window = Arc::new(window);
+    let mut open = WINDOWS.lock();
+    open.retain(|known| known.strong_count() > 0);
+    open.push(Arc::downgrade(&window));
+    window
+}
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let close_all = wrap_pyfunction!(close_all, module)?;
@@ -69,6 +82,15 @@ impl Drop for Shared {
 fn close_all(py: Python<'_>) {
     let open = std::mem::take(&mut *OPEN.lock());
     py.detach(|| {
+        for window in std::mem::take(&mut *WINDOWS.lock())
+            .iter()
+            .filter_map(Weak::upgrade)
+        {
+            let _ = guard(|| {
+                window.close();
+                Ok(())
+            });
+        }
         for shared in open.iter().filter_map(Weak::upgrade) {
             // The interpreter ends: no caller is left to get an error.
             let _ = guard(|| {

@@ -30,11 +30,12 @@ mod reductions;
 mod rooted;
 mod running;
 mod settings;
+mod window;
 mod work;
 
 use pyo3::prelude::*;
 
-pub use joined::THREADS_END;
+pub use joined::{THREADS_END, register_window};
 
 /// Puts everything into the module that Python initialises.
 ///
@@ -50,6 +51,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     heap::add_to(module)?;
     launch::add_to(module)?;
     one_sided::add_to(module)?;
+    window::add_to(module)?;
     module.add_class::<message::Message>()?;
     module.add_class::<operator::ReduceOp>()?;
     module.add_class::<work::Work>()

@@ -8,6 +8,7 @@ use crate::heap::{heap_allocate, heap_enabled, heap_free};
 use crate::interrupts::{check_signals, give_up, take_raised};
 use crate::operation::{Operation, receive, run, send, start};
 use crate::streams::{OwnStream, check_device, is_capturing, lend_stream};
+use crate::window::{Transfer, View, Window, expose, put, view};
 
 #[cxx::bridge(namespace = "unisono")]
 pub(crate) mod ffi {
@@ -213,8 +214,36 @@ pub(crate) mod ffi {
         stream: Box<OwnStream>,
     }
 
+    /// A window of all ranks.
+    struct Exposed {
+        status: Status,
+        window: Box<Window>,
+    }
+
+    /// A put that has begun.
+    struct Begun {
+        status: Status,
+        transfer: Box<Transfer>,
+    }
+
+    /// Where the memory of another rank begins here.
+    struct Viewed {
+        status: Status,
+        address: usize,
+        view: Box<View>,
+    }
+
+    /// Whether a signal had come.
+    struct Tried {
+        status: Status,
+        has_come: bool,
+    }
+
     extern "Rust" {
         type Group;
+        type Transfer;
+        type View;
+        type Window;
         type Operation;
         type OwnStream;
 
@@ -262,6 +291,30 @@ pub(crate) mod ffi {
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);
 
+        unsafe fn expose(
+            group: &Group,
+            memory: Piece,
+            note: &[u8],
+            owner: UniquePtr<Keeper>,
+        ) -> Exposed;
+        unsafe fn put(
+            window: &Window,
+            to: usize,
+            offset: usize,
+            source: Piece,
+            owner: UniquePtr<Keeper>,
+        ) -> Begun;
+        fn view(window: &Window, rank: usize) -> Viewed;
+        fn bytes(self: &Window, rank: usize) -> usize;
+        fn note(self: &Window, rank: usize) -> Vec<u8>;
+        fn signal(self: &Window, to: usize) -> Status;
+        fn wait_signal(self: &Window, from: usize, timeout_ms: i64) -> Status;
+        fn try_wait_signal(self: &Window, from: usize) -> Tried;
+        fn fence(self: &Window) -> Status;
+        fn close(self: &Window);
+        fn is_done(self: &Transfer) -> bool;
+        fn wait(self: &Transfer, timeout_ms: i64) -> Status;
+
         fn check_signals() -> Status;
         fn take_raised() -> Raised;
         unsafe fn give_up(object: usize);
@@ -284,6 +337,8 @@ pub(crate) mod ffi {
 
     unsafe extern "C++" {
         include!("bridge.hpp");
+
+        type Keeper;
 
         type Completion;
         fn finish(self: Pin<&mut Completion>, status: &Status);

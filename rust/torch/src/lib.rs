@@ -19,6 +19,7 @@ mod status;
 mod store;
 mod streams;
 mod values;
+mod window;
 
 use bridge::ffi;
 

@@ -85,7 +85,7 @@ def compile_headers(driver: str, standard: str, headers: list[str]) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize(
-    "name", ["hello", "collectives", "messages", "bad_input", "threads", "store"]
+    "name", ["hello", "collectives", "messages", "windows", "bad_input", "threads", "store"]
 )
 def test_programs(build: Callable[..., Path], tmp_path: Path, name: str, world: int) -> None:
     run_programs(world, [build(f"{name}.c"), tmp_path])
@@ -124,6 +124,12 @@ def test_a_rank_that_dies(build: Callable[..., Path], tmp_path: Path) -> None:
     run_programs(3, [build("failures.c"), tmp_path, "dies"], expected={2: -9})
 
 
+def test_a_rank_that_dies_while_others_wait_for_its_signal(
+    build: Callable[..., Path], tmp_path: Path
+) -> None:
+    run_programs(3, [build("windows.c"), tmp_path, "death"], expected={2: -9})
+
+
 def test_over_tcp(build: Callable[..., Path], tmp_path: Path) -> None:
     run_programs(3, [build("collectives.c"), tmp_path], env={"UNISONO_TRANSPORT": "tcp"})
 
@@ -140,6 +146,7 @@ def test_cxx(build: Callable[..., Path], tmp_path: Path, standard: str, world: i
         ("settings.c", 1),
         ("collectives.c", 2),
         ("messages.c", 3),
+        ("windows.c", 2),
         ("bad_input.c", 2),
         ("threads.c", 2),
         ("store.c", 2),

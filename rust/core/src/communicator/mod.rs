@@ -10,7 +10,7 @@ mod shrink;
 mod work;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use self::candidate::Candidate;
@@ -60,12 +60,31 @@ pub struct Communicator {
     meeting: Arc<Mutex<Option<Meeting>>>,
     /// How often rank 0 has called for a vote on growing.
     votes: AtomicU64,
+    /// How many windows there have been.
+    windows: AtomicU64,
 }
 
 impl Communicator {
-    #[cfg(any(test, fuzzing))]
     pub(crate) fn group(&self) -> &Group {
         &self.group
+    }
+
+    pub(crate) fn shared_group(&self) -> Own<Arc<Group>> {
+        self.group.clone()
+    }
+
+    /// A communicator of the same ranks for a window, numbered from 0, and their numbers here, where those are others.
+    pub(crate) fn for_a_window(&self) -> Result<(Self, Option<Arc<Mask>>)> {
+        self.group.check_alive()?;
+        let label = self.windows.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+        let places: Vec<usize> = (0..self.group.world()).collect();
+        let part = self
+            .group
+            .part(&places, &[b"window".as_slice(), &label].concat());
+        let part = self
+            .here(part)?
+            .ok_or_else(|| Error::internal("not of its own group"))?;
+        Ok((Self::new(part), self.mask.clone()))
     }
 
     /// Forms a group of `world` ranks that meet at `place`. Blocks until all have come. Where this process serves the store, it
@@ -155,6 +174,7 @@ impl Communicator {
             met: group.world(),
             meeting: Arc::new(Mutex::new(None)),
             votes: AtomicU64::new(0),
+            windows: AtomicU64::new(0),
             group: Own::new(group),
         }
     }

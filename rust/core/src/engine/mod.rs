@@ -16,7 +16,7 @@
 //! - `state`: what a group holds, how it fails and how it closes.
 //! - `group/`: `bootstrap` (forming a group, splitting it) and `pricing`, `submit` (from a request to a run), `step` (a
 //!   step, and the slower looks around), `deadlock`, `liveness` and `strays` (waits that cannot end), `end`, `estimate`,
-//!   `local_groups`, and `for_devices`, which `crate::device` uses.
+//!   `local_groups`, and `for_devices` and `for_windows`, which `crate::device` and `crate::window` use.
 //! - `collective/`: `request`, `header` (the fingerprint that comparing finds mismatches by), `plan_key` and `plan_cache`,
 //!   `run` (one plan under way), `transfer` (the bytes of one step), `bounce` (a copy in the heap of what several peers
 //!   read), `pair_counts` (exchanges between two ranks alone), and `shared/` (windows, the reduction in place, and the

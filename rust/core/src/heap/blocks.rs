@@ -13,7 +13,7 @@ use super::places::Places;
 use super::segment::Segment;
 
 /// Whether a peer that has stopped in the middle of writing can write no more: it has gone on, or ended.
-pub(crate) type IsOver = Arc<dyn Fn() -> bool + Send + Sync>;
+pub type IsOver = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Memory that a heap handed out. It is the caller's until it is freed; nothing happens when this is
 /// dropped.

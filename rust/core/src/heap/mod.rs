@@ -35,7 +35,7 @@ use std::ptr::NonNull;
 use self::arena::Arena;
 pub use self::arena::{Place, Statistics};
 pub use self::blocks::Block;
-pub(crate) use self::blocks::IsOver;
+pub use self::blocks::IsOver;
 pub use self::buffer::Buffer;
 pub use self::page::page;
 pub use self::peer::{Held, Identity, PeerHeap};

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::{Lending, Loan, MESSAGE_HEADER, Page, Shared, Terms, Ticket};
 use crate::error::Result;
-use crate::heap::Window;
+use crate::heap::{Held, IsOver, Place, Window};
 
 /// Memory that a peer may read and write.
 #[derive(Clone, Copy, Debug)]
@@ -80,4 +80,11 @@ pub trait Neighbour {
 
     /// A page of memory that both ends have mapped; the same on every call.
     fn page(&self) -> Page;
+
+    /// The peer's memory at this place of its heap, for ends that agree on its use by other means: the peer has found that it
+    /// [can be shared](Neighbour::can_share). `None` where it cannot be mapped here. It stays mapped when the link is gone.
+    fn reach(&self, place: Place, bytes: usize) -> Result<Option<Held>>;
+
+    /// Tells, also when the link is gone, whether the peer's program is not there any more, as far as the system knows.
+    fn end_of_program(&self) -> IsOver;
 }

@@ -5,6 +5,7 @@ pub(crate) mod deadlock;
 pub(crate) mod end;
 pub(crate) mod estimate;
 pub(crate) mod for_devices;
+mod for_windows;
 #[cfg(test)]
 mod hostile;
 pub(crate) mod liveness;

@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use crate::error::Result;
+use crate::heap::{Held, IsOver, Place};
 use crate::transport::{
     ControlChannel, Interest, Lending, Link, Loan, MESSAGE_HEADER, Neighbour, Notice, Page,
     PeerState, Position, Shareable, Shared, Terms, Ticket,
@@ -161,5 +162,13 @@ impl<F: FnMut(At) -> Result<()> + Send> Neighbour for Faulty<F> {
 
     fn page(&self) -> Page {
         unreachable!("no test asks for the page")
+    }
+
+    fn reach(&self, _: Place, _: usize) -> Result<Option<Held>> {
+        Ok(None)
+    }
+
+    fn end_of_program(&self) -> IsOver {
+        unreachable!("no test asks for the end of a program")
     }
 }

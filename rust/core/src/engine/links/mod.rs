@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
+use crate::heap::{Held, Place};
 use crate::transport::endpoint::Lane;
 use crate::transport::{
     Interest, Lending, Link, Loan, MESSAGE_HEADER, Neighbour, Notice, PeerState, Shareable, Shared,
@@ -193,6 +194,7 @@ named_of_neighbours! {
     try_share(header: &[u8; MESSAGE_HEADER], what: Shareable<'_>) -> Lending, or Lending::Unfit;
     shared() -> Option<Shared>, or None;
     loan(ticket: Ticket) -> Loan, or Loan::Returned;
+    reach(place: Place, bytes: usize) -> Option<Held>, or None;
 }
 
 impl PeerLink {

@@ -192,6 +192,18 @@ impl Neighbour for ShmLink {
     fn page(&self) -> Page {
         self.page.clone()
     }
+
+    fn reach(&self, place: heap::Place, bytes: usize) -> Result<Option<heap::Held>> {
+        match self.control.peer_heap() {
+            Some(heap) => heap.hold(place.segment, place.offset, bytes),
+            None => Ok(None),
+        }
+    }
+
+    fn end_of_program(&self) -> heap::IsOver {
+        let peer = self.borrower.peer.clone();
+        Arc::new(move || peer.as_ref().is_some_and(Peer::is_gone))
+    }
 }
 
 impl ShmLink {

@@ -1,0 +1,192 @@
+//! The memory of one rank, as another one has it, and the ways to it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::words::End;
+use crate::communicator::Communicator;
+use crate::config::Config;
+use crate::error::{Code, Error, Result};
+use crate::heap::{Held, IsOver};
+use crate::locks::{Condvar, Mutex};
+use crate::one_sided::{Port, RemoteRegion, Transfer};
+use crate::types::DataType;
+
+/// A rank's memory.
+pub(super) struct Peer {
+    pub(super) bytes: usize,
+    pub(super) dtype: DataType,
+    /// For the doors: they know what it means.
+    pub(super) note: Vec<u8>,
+    /// Of a rank on this host.
+    pub(super) near: Option<Near>,
+    /// Of memory that is not mapped here.
+    pub(super) far: Option<Far>,
+    pub(super) turn: Turn,
+}
+
+/// A rank on this host.
+pub(super) struct Near {
+    pub(super) end: End,
+    pub(super) is_gone: IsOver,
+    /// Its memory, where it lies in the heap and is mapped here.
+    pub(super) held: Option<Held>,
+}
+
+/// Memory that is reached through a port.
+pub(super) struct Far {
+    pub(super) invitation: Vec<u8>,
+    pub(super) remote: RemoteRegion,
+    /// Once it has been needed.
+    pub(super) port: Mutex<Option<Arc<Port>>>,
+    pub(super) under_way: Mutex<Vec<Transfer>>,
+}
+
+impl Far {
+    /// The connection to it, which the first use makes.
+    pub(super) fn connect(&self, config: &Config) -> Result<Arc<Port>> {
+        let mut port = self.port.lock();
+        if let Some(port) = &*port {
+            return Ok(Arc::clone(port));
+        }
+        let made = Port::new(config.clone())?;
+        made.connect(&self.invitation, config.join_timeout.duration())?;
+        Ok(Arc::clone(port.insert(Arc::new(made))))
+    }
+
+    /// Keeps a transfer until it is [waited for](Self::wait).
+    pub(super) fn keep(&self, transfer: &Transfer) {
+        let mut under_way = self.under_way.lock();
+        // The failure of one that has ended is to be told.
+        under_way.retain(|transfer| !matches!(transfer.result(), Some(Ok(()))));
+        under_way.push(transfer.clone());
+    }
+
+    /// Waits for all transfers to it, and tells the first failure.
+    pub(super) fn wait(&self, until: Option<Instant>) -> Result<()> {
+        let under_way = std::mem::take(&mut *self.under_way.lock());
+        let mut result = Ok(());
+        for transfer in under_way {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let waited = transfer.wait(left);
+            if !transfer.is_done() {
+                self.under_way.lock().push(transfer);
+            }
+            result = result.and(waited);
+        }
+        result
+    }
+}
+
+/// The signals of one rank that this one has taken. One thread waits for them at a time.
+#[derive(Default)]
+pub(super) struct Turn {
+    state: Mutex<Taken>,
+    is_free: Condvar,
+}
+
+/// The count of a rank's signals.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    is_awaited: bool,
+    /// How many have been taken.
+    count: u32,
+    /// Messages of a rank that woke this one, and that have not been received.
+    owed: u32,
+}
+
+/// The tag of messages that are signals, or wake a rank that sleeps until there is one.
+pub(super) const SIGNALS: u64 = 0;
+
+impl Peer {
+    /// Takes a signal of this rank, which is number `place` of `comm`; waits for one, for at most `patience`. Returns whether
+    /// there was one.
+    pub(super) fn take_signal(
+        &self,
+        comm: &Communicator,
+        place: usize,
+        patience: Option<Duration>,
+    ) -> Result<bool> {
+        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
+        let mut taken = self.turn.state.lock();
+        while taken.is_awaited {
+            match until {
+                Some(until) => {
+                    if self.turn.is_free.wait_until(&mut taken, until).timed_out() {
+                        return Ok(false);
+                    }
+                }
+                None => self.turn.is_free.wait(&mut taken),
+            }
+        }
+        if let Some(near) = &self.near
+            && near.end.is_signalled(taken.count)
+        {
+            taken.count = taken.count.wrapping_add(1);
+            return Ok(true);
+        }
+        taken.is_awaited = true;
+        let mut mine = *taken;
+        drop(taken);
+        let result = match &self.near {
+            Some(near) => near.wait(comm, place, until, &mut mine),
+            None => Ok(receive(comm, place, until)?),
+        };
+        *self.turn.state.lock() = Taken {
+            is_awaited: false,
+            ..mine
+        };
+        self.turn.is_free.notify_one();
+        result
+    }
+}
+
+impl Near {
+    /// Waits for a signal, and takes it. The thread looks for a short while, and then sleeps until a message wakes it.
+    fn wait(
+        &self,
+        comm: &Communicator,
+        place: usize,
+        until: Option<Instant>,
+        taken: &mut Taken,
+    ) -> Result<bool> {
+        let end = &self.end;
+        let count = taken.count;
+        let mut is_signalled = comm.group().look_until(|| end.is_signalled(count))?;
+        while !is_signalled {
+            end.arm();
+            if end.is_signalled(count) {
+                taken.owed += u32::from(!end.disarm());
+                break;
+            }
+            let message = receive(comm, place, until);
+            // Another one may have come first that was owed from before.
+            taken.owed += u32::from(!end.disarm());
+            let has_come = message?;
+            taken.owed = taken.owed.saturating_sub(u32::from(has_come));
+            is_signalled = end.is_signalled(count);
+            if !has_come && !is_signalled {
+                return Ok(false);
+            }
+        }
+        taken.count = count.wrapping_add(1);
+        Ok(true)
+    }
+}
+
+/// Receives a message of a signal, if one comes until then.
+fn receive(comm: &Communicator, place: usize, until: Option<Instant>) -> Result<bool> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    if comm.probe(Some(place), SIGNALS, left)?.is_none() {
+        return Ok(false);
+    }
+    comm.receive_slice::<u8>(&mut [], Some(place), SIGNALS)?;
+    Ok(true)
+}
+
+/// The error of memory that its owner has taken back.
+#[cold]
+pub(super) fn closed(name: &str) -> Error {
+    let what = format!("{name} has closed its window");
+    Error::new(Code::Aborted, what)
+}

@@ -1,0 +1,244 @@
+//! The state of a window: its ranks, whether it can be used, and its end.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use super::peer::{Near, Peer};
+use super::words::End;
+use crate::communicator::Communicator;
+use crate::engine::{Group, Mask};
+use crate::error::{Code, Error, Result};
+use crate::fork::{Own, PerProcess};
+use crate::heap::{self, IsOver};
+use crate::locks::Mutex;
+use crate::one_sided::{Owner, Port};
+use crate::transport::WRITERS_PATIENCE;
+use crate::types::Rank;
+
+/// The state of a window, which its handle and what is under way share.
+pub(super) struct Shared {
+    /// Of the same ranks, by their places.
+    pub(super) comm: Communicator,
+    pub(super) mask: Option<Arc<Mask>>,
+    /// The group that it was made of.
+    pub(super) parent: Own<Arc<Group>>,
+    /// By place.
+    pub(super) peers: Vec<Arc<Peer>>,
+    /// Where the own memory begins.
+    pub(super) start: usize,
+    pub(super) owner: Mutex<Option<Arc<Owner>>>,
+    /// By which ranks that have not mapped the own memory reach it.
+    pub(super) port: Option<Port>,
+    pub(super) is_closed: AtomicBool,
+    pub(super) made: Instant,
+    /// When the links were last looked at, in milliseconds.
+    pub(super) looked: AtomicU64,
+    /// The loss of a rank, which the group may not know of yet.
+    pub(super) failure: OnceLock<Error>,
+}
+
+impl Peer {
+    /// The rank's memory, where it is mapped.
+    pub(super) fn mapped(&self) -> Option<(&Near, &heap::Held)> {
+        let near = self.near.as_ref()?;
+        Some((near, near.held.as_ref()?))
+    }
+}
+
+impl Shared {
+    pub(super) fn place(&self, rank: Rank) -> Result<usize> {
+        match &self.mask {
+            Some(mask) => mask.place(rank),
+            None if rank < self.peers.len() => Ok(rank),
+            None => Err(Error::invalid(format!(
+                "rank {rank} is out of range: the window has {} ranks",
+                self.peers.len()
+            ))),
+        }
+    }
+
+    pub(super) fn number(&self, place: usize) -> Rank {
+        match &self.mask {
+            Some(mask) => mask.number(place),
+            None => place,
+        }
+    }
+
+    pub(super) fn renumber(&self, error: Error) -> Error {
+        match &self.mask {
+            Some(mask) => mask.renumber(error),
+            None => error,
+        }
+    }
+
+    pub(super) fn name(&self, place: usize) -> String {
+        self.comm.group().name_of(place)
+    }
+
+    /// An error of an operation with a peer.
+    #[cold]
+    pub(super) fn blame(&self, error: Error, place: usize, operation: &str) -> Error {
+        let peer = error.peer.unwrap_or(place);
+        let error = self
+            .renumber(error.with_peer(peer))
+            .with_operation(operation);
+        if error.code == Code::PeerLost {
+            let _ = self.failure.set(error.clone());
+        }
+        error
+    }
+
+    /// The rank at `place`, in whose memory these bytes lie.
+    pub(super) fn span(
+        &self,
+        rank: Rank,
+        offset: usize,
+        bytes: usize,
+        what: &str,
+    ) -> Result<(usize, &Arc<Peer>)> {
+        let place = self.place(rank)?;
+        let peer = &self.peers[place];
+        match offset.checked_add(bytes) {
+            Some(end) if end <= peer.bytes => Ok((place, peer)),
+            _ => Err(Error::invalid(format!(
+                "{bytes} bytes at offset {offset} do not lie in the {} bytes that rank {rank} exposes",
+                peer.bytes
+            ))
+            .with_operation(format!("{what} rank {rank}"))),
+        }
+    }
+
+    /// Refuses to go on when the window is closed, or the group has failed.
+    #[inline]
+    pub(super) fn check_usable(&self) -> Result<()> {
+        let is_alive = self.comm.group().check_alive().is_ok()
+            && self.parent.error().is_none()
+            && self.failure.get().is_none();
+        match is_alive && !self.is_closed.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => self.refuse(),
+        }
+    }
+
+    #[cold]
+    pub(super) fn refuse(&self) -> Result<()> {
+        self.comm.check_process()?;
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(Error::invalid("this window has been closed"));
+        }
+        let of_a_group = || self.comm.error().or_else(|| self.parent.error());
+        let of_a_group = || of_a_group().map(|error| self.renumber(error));
+        let Some(mut first) = self.failure.get().cloned().or_else(of_a_group) else {
+            return Err(Error::invalid("this window has been closed"));
+        };
+        first.operation = None;
+        first.message = format!(
+            "this window is of no further use since an earlier failure: {}; shrink the communicator to go on with the ranks \
+             that are left, and make a new window of that",
+            first.message
+        );
+        Err(first)
+    }
+
+    /// Looks now and then whether a rank is gone: what goes through memory does not notice. One that has closed its window is
+    /// none of these.
+    pub(super) fn look_for_losses(&self) -> Result<()> {
+        let now = self.made.elapsed().as_millis() as u64 + 1;
+        if self.looked.load(Ordering::Relaxed) == now {
+            return Ok(());
+        }
+        self.looked.store(now, Ordering::Relaxed);
+        let group = self.comm.group();
+        match group.lost(|_| false) {
+            Some(error) => {
+                if error.peer.is_some() && error.code != Code::Aborted {
+                    group.fail_of(error.clone());
+                }
+                Err(error)
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn limit(&self) -> Option<Instant> {
+        let limit = self.comm.timeout();
+        match limit.is_zero() {
+            true => None,
+            false => Instant::now().checked_add(limit),
+        }
+    }
+
+    pub(super) fn close(&self) {
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let near: Vec<_> = self
+            .peers
+            .iter()
+            .filter_map(|peer| peer.near.as_ref())
+            .collect();
+        let bytes = self.peers[self.comm.rank()].bytes;
+        take_back(
+            near.iter().map(|near| (&near.end, &near.is_gone)),
+            (self.start, bytes),
+        );
+        if let Some(port) = &self.port {
+            // Memory in use is kept until it is not.
+            let _ = port.close(WRITERS_PATIENCE);
+        }
+        let viewers = near
+            .iter()
+            .map(|near| (near.end.clone(), Arc::clone(&near.is_gone)));
+        if let Some(owner) = self.owner.lock().take() {
+            VIEWED.lock().push((viewers.collect(), owner));
+        }
+        let_go();
+        for far in self.peers.iter().filter_map(|peer| peer.far.as_ref()) {
+            drop(far.port.lock().take());
+        }
+        self.comm.close();
+    }
+}
+
+/// The owners of memory of windows that are closed, with the ranks that may have views of it.
+static VIEWED: PerProcess<Mutex<Vec<Viewed>>> = PerProcess::new(Mutex::default);
+
+type Viewers = Vec<(End, IsOver)>;
+type Viewed = (Viewers, Arc<Owner>);
+
+/// Lets go of memory of closed windows that no other rank has a view of any more. Each making and closing of a window does.
+pub(super) fn let_go() {
+    let mut viewed = VIEWED.lock();
+    let is_viewed = |viewers: &Viewers| {
+        let mut viewers = viewers.iter();
+        viewers.any(|(end, is_gone)| end.is_viewed() && !is_gone())
+    };
+    let free: Vec<_> = viewed
+        .extract_if(.., |(viewers, _)| !is_viewed(viewers))
+        .collect();
+    drop(viewed);
+    // Without the lock: it is foreign code.
+    drop(free);
+}
+
+/// Takes memory back from the ranks of this host: they begin to use it no more. Waits until none is in the middle of writing to
+/// it. From one that has stopped there the heap takes it away.
+pub(super) fn take_back<'a>(
+    near: impl Iterator<Item = (&'a End, &'a IsOver)> + Clone,
+    (start, bytes): (usize, usize),
+) {
+    near.clone().for_each(|(end, _)| end.close());
+    let until = Instant::now() + WRITERS_PATIENCE;
+    for (end, is_gone) in near {
+        while end.is_written() && !is_gone() {
+            if Instant::now() > until {
+                let (end, is_gone) = (end.clone(), Arc::clone(is_gone));
+                let is_over = Arc::new(move || !end.is_written() || is_gone());
+                heap::detach(start, bytes, is_over);
+                break;
+            }
+            std::thread::yield_now();
+        }
+    }
+}

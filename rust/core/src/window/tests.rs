@@ -1,0 +1,334 @@
+//! Windows between threads that play ranks.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::config::Config;
+use crate::heap::Buffer;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A rank of a test, with a window over `LENGTH` numbers, each the number of the rank at first.
+struct Player {
+    window: Window,
+    numbers: *mut u32,
+    comm: Communicator,
+}
+
+// SAFETY: the memory is the window's, which the player keeps.
+unsafe impl Send for Player {}
+
+const LENGTH: usize = 1000;
+const BYTES: usize = LENGTH * 4;
+
+impl Player {
+    fn new(comm: Communicator, is_shared: bool) -> Self {
+        let mut numbers = Buffer::<u32>::zeroed(LENGTH);
+        numbers.fill(comm.rank() as u32);
+        let (start, owner): (*mut u32, Owner) = match is_shared {
+            true => (numbers.as_mut_ptr(), Box::new(numbers)),
+            false => {
+                let mut numbers = numbers.to_vec();
+                (numbers.as_mut_ptr(), Box::new(numbers))
+            }
+        };
+        let note = [comm.rank() as u8];
+        // SAFETY: the owner is the memory; tests agree on who uses it when.
+        let window =
+            unsafe { comm.window((start.cast(), BYTES), (DataType::UInt32, &note), owner) };
+        Self {
+            window: window.expect("a window"),
+            numbers: start,
+            comm,
+        }
+    }
+
+    fn number(&self, at: usize) -> u32 {
+        // SAFETY: it lies in the memory; tests look when nobody writes it.
+        unsafe { self.numbers.add(at).read_volatile() }
+    }
+
+    fn put(&self, to: Rank, at: usize, numbers: &[u32]) -> Result<()> {
+        let source = (numbers.as_ptr().cast(), size_of_val(numbers));
+        // SAFETY: the slice is borrowed until the transfer has ended.
+        let put = unsafe { self.window.put(to, 4 * at, source, Box::new(()))? };
+        put.map_or(Ok(()), |transfer| transfer.wait(None))
+    }
+
+    fn get(&self, from: Rank, at: usize, numbers: &mut [u32]) -> Result<()> {
+        let target = (numbers.as_mut_ptr().cast(), size_of_val(numbers));
+        // SAFETY: as in `put`.
+        let got = unsafe { self.window.get(from, 4 * at, target, Box::new(()))? };
+        got.map_or(Ok(()), |transfer| transfer.wait(None))
+    }
+}
+
+/// Runs `play` on each of `world` ranks. `is_shared`: whether the memory of a rank lies in the heap.
+fn play(world: usize, is_shared: fn(Rank) -> bool, play: fn(&Player)) {
+    let ranks = Communicator::local(world, &Config::default()).expect("ranks");
+    let threads: Vec<_> = ranks
+        .into_iter()
+        .map(|comm| {
+            thread::spawn(move || {
+                let is_shared = is_shared(comm.rank());
+                play(&Player::new(comm, is_shared));
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("the rank did what it should");
+    }
+}
+
+/// Each rank puts its number into the next one's memory, and reads the one before.
+fn exchange(player: &Player) {
+    let (rank, world) = (player.comm.rank(), player.comm.world_size());
+    let (next, before) = ((rank + 1) % world, (rank + world - 1) % world);
+    for round in 0..50_u32 {
+        let sent = [round * 100 + rank as u32; 10];
+        player.put(next, 20, &sent).unwrap();
+        player.window.signal(next).unwrap();
+        player.window.wait_signal(before, Some(SOON)).unwrap();
+        assert_eq!(player.number(20), round * 100 + before as u32);
+        assert_eq!(player.number(29), round * 100 + before as u32);
+        assert_eq!(player.number(19), rank as u32);
+        let mut got = [0; 3];
+        player.get(before, 0, &mut got).unwrap();
+        assert_eq!(got, [before as u32; 3]);
+        // Not before that has been read.
+        player.window.signal(before).unwrap();
+        player.window.wait_signal(next, Some(SOON)).unwrap();
+    }
+    let (bytes, dtype, note) = player.window.described(before).unwrap();
+    assert_eq!(
+        (bytes, dtype, note),
+        (BYTES, DataType::UInt32, &[before as u8][..])
+    );
+    player.window.fence().unwrap();
+}
+
+#[test]
+fn ranks_write_to_memory_that_is_mapped() {
+    play(
+        3,
+        |_| true,
+        |player| {
+            assert_eq!(player.window.is_mapped(player.comm.rank()), Ok(false));
+            let next = (player.comm.rank() + 1) % 3;
+            assert_eq!(player.window.is_mapped(next), Ok(true));
+            exchange(player);
+        },
+    );
+}
+
+#[test]
+fn ranks_write_to_memory_outside_the_heap() {
+    play(3, |rank| rank == 1, exchange);
+}
+
+#[test]
+fn a_rank_alone_has_a_window() {
+    play(
+        1,
+        |_| true,
+        |player| {
+            player.put(0, 5, &[77]).unwrap();
+            player.window.signal(0).unwrap();
+            player.window.wait_signal(0, Some(SOON)).unwrap();
+            assert_eq!(player.number(5), 77);
+            player.window.fence().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_view_is_the_memory_itself() {
+    play(
+        2,
+        |_| true,
+        |player| {
+            let other = 1 - player.comm.rank();
+            let view = player.window.view(other).unwrap();
+            let numbers = view.start().as_ptr().cast::<u32>();
+            // SAFETY: it lies in the view, and its owner leaves it alone until the signal.
+            unsafe { numbers.add(7).write_volatile(40 + other as u32) };
+            player.window.signal(other).unwrap();
+            player.window.wait_signal(other, Some(SOON)).unwrap();
+            assert_eq!(player.number(7), 40 + player.comm.rank() as u32);
+            player.window.fence().unwrap();
+            let own = player.window.view(player.comm.rank()).unwrap_err();
+            assert_eq!(own.code, Code::Unsupported);
+        },
+    );
+}
+
+#[test]
+fn a_wait_sleeps_until_the_signal_and_takes_each_once() {
+    play(
+        2,
+        |_| true,
+        |player| {
+            let window = &player.window;
+            if player.comm.rank() == 0 {
+                thread::sleep(Duration::from_millis(300));
+                (0..3).for_each(|_| window.signal(1).unwrap());
+                window.wait_signal(1, Some(SOON)).unwrap();
+                return;
+            }
+            let begun = Instant::now();
+            let patience = Some(Duration::from_millis(50));
+            assert_eq!(window.try_wait_signal(0, patience), Ok(false));
+            let late = window.wait_signal(0, patience).unwrap_err();
+            assert_eq!((late.code, late.peer), (Code::Timeout, Some(0)));
+            // The window goes on after a timeout.
+            (0..3).for_each(|_| window.wait_signal(0, Some(SOON)).unwrap());
+            assert!(begun.elapsed() > Duration::from_millis(200));
+            assert_eq!(window.try_wait_signal(0, Some(Duration::ZERO)), Ok(false));
+            window.signal(0).unwrap();
+        },
+    );
+}
+
+#[test]
+fn several_threads_take_the_signals_of_one_rank() {
+    play(
+        2,
+        |_| true,
+        |player| {
+            const EACH: usize = 200;
+            let window = &player.window;
+            if player.comm.rank() == 0 {
+                for number in 0..4 * EACH {
+                    window.signal(1).unwrap();
+                    if number % 50 == 0 {
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                }
+            } else {
+                thread::scope(|scope| {
+                    for _ in 0..4 {
+                        scope.spawn(|| {
+                            (0..EACH).for_each(|_| window.wait_signal(0, Some(SOON)).unwrap());
+                        });
+                    }
+                });
+                assert_eq!(window.try_wait_signal(0, Some(Duration::ZERO)), Ok(false));
+            }
+            window.fence().unwrap();
+        },
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_window_goes_on() {
+    play(
+        2,
+        |_| true,
+        |player| {
+            let outside = player.put(1, LENGTH - 1, &[1, 2]).unwrap_err();
+            assert_eq!(outside.code, Code::InvalidArgument);
+            assert_eq!(
+                player.put(2, 0, &[1]).unwrap_err().code,
+                Code::InvalidArgument
+            );
+            assert!(player.window.signal(2).is_err());
+            player.put(1, LENGTH, &[]).unwrap();
+            player.window.fence().unwrap();
+        },
+    );
+}
+
+#[test]
+fn the_memory_of_a_closed_window_is_left_alone() {
+    play(
+        2,
+        |_| true,
+        |player| {
+            let window = &player.window;
+            window.fence().unwrap();
+            if player.comm.rank() == 0 {
+                window.close();
+                window.close();
+                assert_eq!(window.signal(1).unwrap_err().code, Code::InvalidArgument);
+                // The other rank has tried.
+                player.comm.receive_slice(&mut [0_u8], Some(1), 0).unwrap();
+                assert_eq!(player.number(0), 0);
+                return;
+            }
+            while player.put(0, 1, &[7]).is_ok() {
+                thread::yield_now();
+            }
+            let error = player.put(0, 0, &[7]).unwrap_err();
+            assert_eq!(error.peer, Some(0), "{error}");
+            assert!(window.view(0).is_err());
+            assert!(window.wait_signal(0, Some(SOON)).is_err());
+            player.comm.send_slice(&[1_u8], 0, 0).unwrap();
+        },
+    );
+}
+
+/// Says when it is dropped.
+struct Told(
+    Arc<AtomicBool>,
+    #[expect(dead_code, reason = "it is kept")] Buffer<u8>,
+);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Release);
+    }
+}
+
+#[test]
+fn memory_stays_as_long_as_another_rank_has_a_view_of_it() {
+    for keeps in [false, true] {
+        let ranks = Communicator::local(2, &Config::default()).expect("ranks");
+        let gone: Vec<_> = ranks
+            .iter()
+            .map(|_| Arc::new(AtomicBool::new(false)))
+            .collect();
+        let windows: Vec<_> = thread::scope(|scope| {
+            let make = |(comm, gone): (&'_ Communicator, &Arc<AtomicBool>)| {
+                let mut memory = Buffer::<u8>::zeroed(100);
+                let start = memory.as_mut_ptr();
+                let owner = Box::new(Told(Arc::clone(gone), memory));
+                // SAFETY: the owner is the memory, which the test leaves alone.
+                unsafe { comm.window((start, 100), (DataType::UInt8, &[]), owner) }.unwrap()
+            };
+            let made = ranks.iter().zip(&gone);
+            let made: Vec<_> = made.map(|it| scope.spawn(move || make(it))).collect();
+            made.into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let view = keeps.then(|| windows[0].view(1).unwrap());
+        windows.iter().for_each(Window::close);
+        let is_gone = |rank: usize| gone[rank].load(std::sync::atomic::Ordering::Acquire);
+        assert!(is_gone(0));
+        assert_eq!(is_gone(1), !keeps);
+        drop(view);
+        state::let_go();
+        assert!(is_gone(1));
+    }
+}
+
+#[test]
+fn an_abort_ends_the_wait_for_a_signal() {
+    play(
+        2,
+        |_| true,
+        |player| {
+            if player.comm.rank() == 0 {
+                thread::sleep(Duration::from_millis(100));
+                player.window.communicator().abort("enough");
+                return;
+            }
+            let error = player.window.wait_signal(0, Some(SOON)).unwrap_err();
+            assert_eq!(error.code, Code::Aborted, "{error}");
+            assert!(error.message.contains("enough"), "{error}");
+            let after = player.window.signal(0).unwrap_err();
+            assert!(after.message.contains("make a new window"), "{after}");
+        },
+    );
+}
