@@ -42,6 +42,8 @@ MACHINE ?= $(shell uname -m)
 WHEEL_ENVIRONMENTS ?=
 # Whether they also build a door by `build-torch` in the first of these with a torch, which the test of all does anyway.
 BUILD_TORCH ?= no
+# A Python without a GIL, 3.14 or newer, for `make test-free-threaded`.
+FREE_THREADED ?=
 # Whether `make test-aarch64` and its quick part fail where they cannot run, and do not skip.
 REQUIRED ?= no
 
@@ -173,6 +175,12 @@ cuda-emulator: prerequisites ## Build the emulated CUDA driver for tests, and pr
 .PHONY: test-python
 test-python: setup c launcher test-tools ## Run the Python and torch tests but for the slow ones (TEST names any)
 	$(pytest) $(or $(TEST),$(beside) -m "not slow")
+
+.PHONY: test-free-threaded
+test-free-threaded: prerequisites ## Build for a Python without a GIL, and test NumPy's door on it (FREE_THREADED=python3.14t)
+	$(if $(FREE_THREADED),,$(error name a Python without a GIL: make test-free-threaded FREE_THREADED=python3.14t))
+	@tools/build-free-threaded.sh "$(FREE_THREADED)" $(TARGET)
+	PYTHON_GIL=0 $(TARGET)/free-threaded/bin/python -m pytest -q -rs $(or $(TEST),tests/python/numpy)
 
 .PHONY: test-c
 test-c: setup c test-tools ## Run the tests of the C and C++ headers alone

@@ -114,7 +114,7 @@ def _place(version: str) -> tuple[Path, str | None]:
         return _native.FOLDER, None
     folder = _native.cache_folder()
     _cache.make(folder)
-    return folder, f"core-torch-{version}.so"
+    return folder, f"{_native.DOOR}{version}.so"
 
 
 @contextlib.contextmanager

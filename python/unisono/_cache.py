@@ -79,8 +79,9 @@ def pinned(library: Path) -> str:
     UntrustedError, OSError
         It is not to be loaded.
     """
-    _loaded.append(_open_file(library))
-    return f"/proc/self/fd/{_loaded[-1]}"
+    file = _open_file(library)
+    _loaded.append(file)
+    return f"/proc/self/fd/{file}"
 
 
 def _open_file(path: Path) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from importlib.machinery import ExtensionFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+from os.path import exists
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ def launch(arguments: list[str], core: ModuleType, note: str | None = None) -> i
 
 def _core() -> ModuleType:
     name = "unisono._core"
-    path = __file__.removesuffix("_launch.py") + "_core.abi3.so"
+    beside = __file__.removesuffix("_launch.py") + "_core"
+    # The order in which an import looks: the first one is for this Python.
+    paths = [beside + suffix for suffix in EXTENSION_SUFFIXES]
+    path = next(filter(exists, paths), paths[-1])
     spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load {path}")

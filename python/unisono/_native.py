@@ -5,6 +5,9 @@ minor version, which holds the same and the c10d backend: a *door*. torch change
 with every minor version, so the version is compared before anything is loaded: a mismatch would not
 fail cleanly, it would crash. For any other torch ``python -m unisono build-torch`` makes a door
 (``unisono._build_torch``), which is found in the user's cache.
+
+A free-threaded Python loads no module for abi3. It finds another ``_core`` beside that one, and its
+doors, which ``build-torch`` makes, have names of their own.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import re
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -24,14 +29,25 @@ FOLDER = Path(__file__).resolve().parent
 # The sources of a door, in an installed package. A checkout has the sources themselves.
 ARCHIVE = FOLDER / "source.tar.gz"
 BUILD = "python -m unisono build-torch"
+#: How the names of this Python's doors begin. A free-threaded one loads those of its version alone.
+DOOR = "core-torch-"
+if "t" in sys.abiflags:
+    DOOR = f"core-cp{sys.version_info.major}{sys.version_info.minor}t-torch-"
 _PLAIN = "unisono._core"
 # Where the torch build goes when the plain one was loaded first. The last part names the init
 # function.
 _BESIDE = "unisono._beside._core"
+# A module is known before it has run, and another thread must not get it then.
+_loading = threading.RLock()
 
 
 def load() -> ModuleType:
     """Return ``unisono._core``: the build for this process's torch, else the plain one."""
+    with _loading:
+        return _load()
+
+
+def _load() -> ModuleType:
     module = sys.modules.get(_PLAIN)
     if module is not None:
         return module
@@ -58,21 +74,26 @@ def load_for_torch() -> ModuleType:
     """
     import torch
 
+    with _loading:
+        return _load_for(torch.__version__)
+
+
+def _load_for(version: str) -> ModuleType:
     for name in (_PLAIN, _BESIDE):
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "TORCH_VERSION"):
             return module
-    path = door(torch.__version__)
+    path = door(version)
     if path is None:
-        raise ImportError(unsupported(torch.__version__))
+        raise ImportError(unsupported(version))
     try:
         return _load_file(_BESIDE if _PLAIN in sys.modules else _PLAIN, path)
     except ImportError:
         # The linker names a C++ symbol, which tells a user nothing; `python -m unisono` shows it.
-        built = path.stem.removeprefix("core-torch-")
+        built = path.stem.removeprefix(DOOR)
         raise ImportError(
             f"unisono has a build for torch {built}, and it does not load into this torch "
-            f"{torch.__version__}: `{BUILD}` makes one from source"
+            f"{version}: `{BUILD}` makes one from source"
         ) from None
 
 
@@ -80,14 +101,14 @@ def door(version: str) -> Path | None:
     """Return the file of the build for this version of torch, or None."""
     if not version:
         return None
-    candidates = [FOLDER / f"core-torch-{version}.so"]
+    candidates = [FOLDER / f"{DOOR}{version}.so"]
     release = re.match(r"(\d+\.\d+)\.\d+(rc\d+)?(\+|$)", version)
     if release:
         # Others may change from day to day, and are served by a build of their own alone.
-        candidates.append(FOLDER / f"core-torch-{release[1]}.so")
+        candidates.append(FOLDER / f"{DOOR}{release[1]}.so")
     cached = cache()
     if cached is not None:
-        own = cached / f"core-torch-{version}.so"
+        own = cached / f"{DOOR}{version}.so"
         if _cache.is_trusted(own):
             # It was built here because none of the others served this torch.
             return own
@@ -103,11 +124,11 @@ def doors() -> list[str]:
     def order(version: str) -> list[int]:
         return [int(part) for part in re.findall(r"\d+", version)]
 
-    paths = [*FOLDER.glob("core-torch-*.so")]
+    paths = [*FOLDER.glob(f"{DOOR}*.so")]
     cached = cache()
     if cached is not None:
-        paths += filter(_cache.is_trusted, cached.glob("core-torch-*.so"))
-    return sorted({path.stem.removeprefix("core-torch-") for path in paths}, key=order)
+        paths += filter(_cache.is_trusted, cached.glob(f"{DOOR}*.so"))
+    return sorted({path.stem.removeprefix(DOOR) for path in paths}, key=order)
 
 
 def cache() -> Path | None:
@@ -179,3 +200,12 @@ def _load_file(name: str, path: Path) -> ModuleType:
         sys.modules.pop(name, None)
         raise
     return module
+
+
+def _forget() -> None:
+    """Begin anew in a forked child: a thread of the parent may hold the lock that is there."""
+    global _loading  # noqa: PLW0603
+    _loading = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -123,7 +123,7 @@ def _maturin(what: str, arguments: list[str], config_settings: _Settings, **know
     said = subprocess.run(
         command,
         cwd=toolchain.ANYWHERE,
-        env=toolchain.variables() | toolchain.NO_PYTHON | known,
+        env=toolchain.variables() | known,
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -50,7 +50,18 @@ def build(machine: str, chosen: list[Path], out: Path, target: Path) -> Path:
         os.environ.update(how.environment)
         more = Path(scratch) / "parts"
         backend.add_parts(how, chosen, more)
-        return assemble.add(plain, more, out, ROOT)
+        parts.free_threaded_modules(how, more)
+        return assemble.add(_for_free_threaded(how, plain), more, out, ROOT)
+
+
+def _for_free_threaded(how: parts.Build, wheel: Path) -> Path:
+    """Name the Pythons without a GIL in the tags of `wheel`, which lies alone in its folder."""
+    pythons, abis = zip(*(python.tag.split("-") for python in parts.FREE_THREADED), strict=True)
+    command = [sys.executable, "-m", "wheel", "tags", "--remove", "--python-tag"]
+    command += [f"+{'.'.join(pythons)}", "--abi-tag", f"+{'.'.join(abis)}", str(wheel)]
+    how.run(command)
+    (tagged,) = wheel.parent.glob("*.whl")
+    return tagged
 
 
 def _environment(machine: str, target: Path) -> dict[str, str]:
@@ -116,9 +127,11 @@ def judge(wheel: Path, chosen: list[Path]) -> list[str]:
                 f"{entry.compress_size / 1e6:.1f} MB packed"
             )
         doors = {torches.door_of(torch): torch for torch in chosen}
+        machine = wheel.stem.rpartition(f"manylinux_{GLIBC.replace('.', '_')}_")[2]
+        modules = [parts.module_of(python, machine) for python in parts.FREE_THREADED]
         wrong += [
             f"{name} is missing"
-            for name in doors
+            for name in (*doors, *modules)
             if not (Path(scratch) / "unisono" / name).exists()
         ]
         for library in libraries:

@@ -12,14 +12,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 RUST = "https://rust-lang.org/tools/install"
 # The folder to run compilers in. Only root can have written there, and there is none above.
 ANYWHERE = "/"
 # The modules are for the stable ABI. Asked for its version, each interpreter would have them
-# compiled anew, and another machine's could not be asked.
-NO_PYTHON = {"PYO3_NO_PYTHON": "1"}
+# compiled anew, and another machine's could not be asked. A free-threaded one has an ABI of its
+# own.
+IS_FREE_THREADED = "t" in sys.abiflags
+FOR_PYTHON = {"PYO3_PYTHON": sys.executable} if IS_FREE_THREADED else {"PYO3_NO_PYTHON": "1"}
 
 
 class MissingError(SystemExit):
@@ -40,7 +43,9 @@ def variables() -> dict[str, str]:
     Those of rustup look anew for which toolchain to run whenever they are called, beginning with
     the folder that they are called in: cargo calls rustc where the sources lie.
     """
-    found = dict(os.environ)
+    found = os.environ | FOR_PYTHON
+    if IS_FREE_THREADED:
+        found.pop("PYO3_NO_PYTHON", None)
     try:
         said = subprocess.run(
             [os.environ.get("RUSTC", "rustc"), "--print", "sysroot"],

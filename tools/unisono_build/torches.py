@@ -21,6 +21,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from unisono_build import toolchain
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The oldest torch 2 that csrc/ is written for; rust/torch/build.rs has it too.
 OLDEST_MINOR = 11
@@ -73,13 +75,16 @@ def door_of(torch: Path) -> str:
     """Return the file name of the door for the torch in this folder.
 
     The releases of a minor version share one. Anything else (a nightly, a build from torch's
-    sources before a release) may differ from day to day, and gets a name of its own.
-    ``unisono._native`` looks for these names.
+    sources before a release) may differ from day to day, and gets a name of its own. So does the
+    door for a free-threaded Python. ``unisono._native`` looks for these names.
     """
     found = re.search(r"^__version__ = '(.+)'", (torch / "version.py").read_text(), re.MULTILINE)
     version = found[1] if found else ""
     release = re.match(r"(2\.\d+)\.\d+(rc\d+)?(\+|$)", version)
-    return f"core-torch-{release[1] if release else version}.so"
+    name = f"torch-{release[1] if release else version}.so"
+    if toolchain.IS_FREE_THREADED:
+        return f"core-cp{sys.version_info.major}{sys.version_info.minor}t-{name}"
+    return f"core-{name}"
 
 
 def fetch(version: str, machine: str, cache: Path = ROOT / "target" / "torch") -> Path:

@@ -206,7 +206,7 @@ impl<'py> Array<'py> {
         let capsule = object.getattr(intern!(py, "__array_struct__"))?;
         let capsule = capsule.cast_into::<PyCapsule>()?;
         // SAFETY: NumPy documents that the capsule of an ndarray, which `object` is, points to this struct.
-        let array = unsafe { &*capsule.pointer().cast::<ArrayInterface>() };
+        let array: &ArrayInterface = unsafe { capsule.pointer_checked(None)?.cast().as_ref() };
         // SAFETY: NumPy filled the struct and keeps it as long as the capsule, and we hold that.
         let layout = unsafe { array.layout(argument, object)? };
         // The capsule refers to the array and the array owns the memory; a reference to the array also keeps

@@ -49,8 +49,10 @@ impl Counts {
     }
 }
 
-impl<'py> FromPyObject<'py> for Counts {
-    fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+impl<'py> FromPyObject<'_, 'py> for Counts {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         // By iteration, because a NumPy array of integers is no Sequence.
         let counts = object.try_iter()?.map(|count| {
             let count: i64 = count?.extract()?;

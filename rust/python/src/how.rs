@@ -171,8 +171,10 @@ impl Stream {
     }
 }
 
-impl<'py> FromPyObject<'py> for Stream {
-    fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+impl<'py> FromPyObject<'_, 'py> for Stream {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let py = object.py();
         let number = |value: &Bound<'py, PyAny>| -> PyResult<Self> {
             let handle: i64 = value.extract()?;
@@ -184,7 +186,7 @@ impl<'py> FromPyObject<'py> for Stream {
             })
         };
         if !object.is_instance_of::<PyBool>() && object.extract::<i64>().is_ok() {
-            return number(object);
+            return number(&object);
         }
         if let Some(protocol) = object.getattr_opt(intern!(py, "__cuda_stream__"))? {
             // Its first form was an attribute.

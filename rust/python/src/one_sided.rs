@@ -40,8 +40,10 @@ pub(crate) fn close_all() {
 /// How long something may take, as torch has it: seconds from 0 on.
 struct Patience(Duration);
 
-impl<'py> FromPyObject<'py> for Patience {
-    fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+impl<'py> FromPyObject<'_, 'py> for Patience {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let seconds: f64 = object.extract()?;
         let wrong = |_| {
             let what = format!("the timeout is {seconds} s, but must be finite and not negative");

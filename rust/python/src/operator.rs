@@ -149,8 +149,10 @@ impl Operator {
     pub(crate) const DEFAULT: Self = Self(Op::Sum);
 }
 
-impl<'py> FromPyObject<'py> for Operator {
-    fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+impl<'py> FromPyObject<'_, 'py> for Operator {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         if let Ok(op) = object.cast::<ReduceOp>() {
             return Ok(Self(op.get().0));
         }

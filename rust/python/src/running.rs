@@ -316,9 +316,11 @@ pub(crate) struct Seconds(pub(crate) Duration);
 #[derive(Clone, Copy)]
 pub(crate) struct Patience(pub(crate) Duration);
 
-impl<'py> FromPyObject<'py> for Seconds {
-    fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let seconds = seconds(object)?;
+impl<'py> FromPyObject<'_, 'py> for Seconds {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let seconds = seconds(&object)?;
         match Duration::try_from_secs_f64(seconds) {
             Ok(limit) if !limit.is_zero() => Ok(Self(limit)),
             _ => Err(invalid(
@@ -329,9 +331,11 @@ impl<'py> FromPyObject<'py> for Seconds {
     }
 }
 
-impl<'py> FromPyObject<'py> for Patience {
-    fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let seconds = seconds(object)?;
+impl<'py> FromPyObject<'_, 'py> for Patience {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let seconds = seconds(&object)?;
         Duration::try_from_secs_f64(seconds).map(Self).map_err(|_| {
             invalid(
                 object.py(),

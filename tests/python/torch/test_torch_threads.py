@@ -7,30 +7,9 @@ from collections.abc import Callable
 
 from ranks import run_ranks
 from test_torch_collectives import check, dist, start, torch
+from together import LIMIT, together
 
 CPU = torch.device("cpu")
-# Of a wait for another thread; nothing waits so long unless something is wrong.
-LIMIT = 20
-
-
-def together(*functions: Callable[[], None]) -> None:
-    """Run the functions at the same time, each in a thread of its own."""
-    failed: list[BaseException] = []
-
-    def safe(function: Callable[[], None]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=safe, args=(each,), daemon=True) for each in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    if failed:
-        raise failed[0]
 
 
 def test_threads_make_the_first_groups() -> None:
