@@ -4,6 +4,7 @@ use unisono::error::Error;
 use unisono::types::{DataType, DeviceStream};
 use unisono::{Communicator, PointToPoint, Work};
 
+use crate::calls::together;
 use crate::gpu::{Array, bytes_of, floats, stream};
 use crate::harness::{Ranks, Test};
 use crate::{LARGE, array_of, assert_all};
@@ -142,6 +143,7 @@ fn nothing_is_registered_beside_a_stream_that_waits() {
                     to.write(&back, &bytes_of(&vec![-1.0_f32; count]));
                 }
             }
+            together(&comm);
         });
     }
 }
@@ -180,6 +182,7 @@ fn a_long_send_does_not_wait_for_its_receiver() {
                 assert!(floats(&array.read(&stream)) == values(0, count));
             }
         }
+        together(&comm);
     });
 }
 
