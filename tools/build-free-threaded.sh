@@ -16,7 +16,7 @@ import sys, sysconfig
 if "t" not in sys.abiflags:
     raise SystemExit(f"{sys.executable} is a Python with a GIL")
 print("_core" + sysconfig.get_config_var("EXT_SUFFIX"))')
-PYTHON=$1 "$here/make-venv.sh" "$target/free-threaded" numpy ml_dtypes pytest pytest-timeout
+PYTHON=$1 "$here/make-venv.sh" "$target/free-threaded" --only-binary numpy,ml_dtypes numpy ml_dtypes pytest pytest-timeout
 env -u PYO3_NO_PYTHON PYO3_PYTHON="$python" \
   "$here/quietly.sh" "${CARGO:-cargo}" build --release -p unisono-module --target-dir "$target"
 "$here/replace-file.sh" "$target/release/lib_core.so" "python/unisono/$name"

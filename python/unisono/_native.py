@@ -60,7 +60,13 @@ def _load() -> ModuleType:
         except ImportError:
             # Arrays need no torch. A program that asks for the backend gets the error.
             pass
-    return importlib.import_module(_PLAIN)
+    try:
+        return importlib.import_module(_PLAIN)
+    except SystemError as error:
+        # That of the module for abi3 on a free-threaded Python that found no other.
+        raise ImportError(
+            "unisono has no module for this Python without a GIL; it serves those from 3.14 on"
+        ) from error
 
 
 def load_for_torch() -> ModuleType:

@@ -27,7 +27,7 @@ ROOT = torches.ROOT
 # The newest release of each minor version.
 TORCHES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 GLIBC = "2.28"
-LARGEST = 25_000_000
+LARGEST = 32_000_000
 _GNU = {"CC": "gcc", "CXX": "g++", "AR": "ar"}
 # Not in the wheel, and there in the process that loads it.
 _TORCH_LIBRARIES = ("libtorch_cpu.so", "libc10.so")
