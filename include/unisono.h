@@ -727,11 +727,13 @@ unisono_status unisono_all_reduce(unisono_communicator* comm, const void* input,
                                   const unisono_options* options, unisono_work** work);
 
 /**
- * Every rank's `output` becomes the reduction of the inputs of the ranks up to itself, as in MPI_Scan.
+ * Every rank's `output` becomes the reduction of the inputs of the ranks up to itself, as in
+ * MPI_Scan.
  *
- * Rank r gets ((x0 op x1) op ...) op xr, in exactly this order whatever the algorithm: each result is, bit for
- * bit, what continues that of the rank before, and the same in every run. 16-bit and 8-bit floats are summed
- * in float32 and rounded once for each result. #UNISONO_AVG averages these r + 1 inputs.
+ * Rank r gets ((x0 op x1) op ...) op xr, in exactly this order whatever the algorithm: each result
+ * is, bit for bit, what continues that of the rank before, and the same in every run. 16-bit and
+ * 8-bit floats are summed in float32 and rounded once for each result. #UNISONO_AVG averages these
+ * r + 1 inputs.
  *
  * \param comm         the group
  * \param input        `count` elements
@@ -747,12 +749,13 @@ unisono_status unisono_scan(unisono_communicator* comm, const void* input, void*
                             const unisono_options* options, unisono_work** work);
 
 /**
- * As unisono_scan(), of the ranks before this one, as in MPI_Exscan. #UNISONO_AVG averages these r inputs.
+ * As unisono_scan(), of the ranks before this one, as in MPI_Exscan. #UNISONO_AVG averages these r
+ * inputs.
  *
  * \param comm         the group
  * \param input        `count` elements
- * \param[out] output  `count` elements; in place: output == input. On rank 0 it stays as it is; it may be
- *                     NULL.
+ * \param[out] output  `count` elements; in place: output == input. On rank 0 it stays as it is; it
+ * may be NULL.
  * \param count        how many elements each rank has
  * \param dtype        their type
  * \param op           how they are combined

@@ -119,7 +119,8 @@ static void reductions(unisono_dtype dtype, unisono_op op) {
   expect_untouched(dtype, "reduce_scatter", shard);
 }
 
-/* The result of the first `of` ranks. An average may be no whole number, which not every type has. */
+/* The result of the first `of` ranks. An average may be no whole number, which not every type has.
+ */
 static void expect_prefix(unisono_dtype dtype, unisono_op op, const char* what, int of) {
   for (size_t at = 0; at < COUNT; at++) {
     const struct number must = reduced_of(dtype, op, of, world, at);

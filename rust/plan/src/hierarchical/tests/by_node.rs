@@ -130,7 +130,7 @@ fn examples() -> Vec<Vec<Place>> {
 fn the_examples_are_right() {
     for places in examples() {
         for collective in BY_NODE {
-            let roots = if has_root(collective) {
+            let roots = if collective.has_root() {
                 places.len()
             } else {
                 1
