@@ -94,6 +94,7 @@ fn generated() -> String {
         ("LogFunction", "unisono_log_function"),
         ("Communicator", "unisono_communicator"),
         ("Candidate", "unisono_candidate"),
+        ("Window", "unisono_window"),
         ("Work", "unisono_work"),
         ("UniqueId", "unisono_unique_id"),
         ("StoreFunctions", "unisono_store"),

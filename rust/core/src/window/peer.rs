@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use super::words::End;
 use crate::communicator::Communicator;
-use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::heap::{Held, IsOver};
 use crate::locks::{Condvar, Mutex};
@@ -43,15 +42,31 @@ pub(super) struct Far {
 }
 
 impl Far {
-    /// The connection to it, which the first use makes.
-    pub(super) fn connect(&self, config: &Config) -> Result<Arc<Port>> {
+    /// The connection to it, which the first use makes. The memory is that of the rank at `place` of `comm`.
+    pub(super) fn connect(&self, comm: &Communicator, place: usize) -> Result<Arc<Port>> {
         let mut port = self.port.lock();
         if let Some(port) = &*port {
             return Ok(Arc::clone(port));
         }
+        let config = comm.config();
         let made = Port::new(config.clone())?;
-        made.connect(&self.invitation, config.join_timeout.duration())?;
-        Ok(Arc::clone(port.insert(Arc::new(made))))
+        let until = Instant::now() + config.join_timeout.duration();
+        let mut patience = FIRST_ATTEMPT;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match made.connect(&self.invitation, patience.min(left)) {
+                Ok(()) => return Ok(Arc::clone(port.insert(Arc::new(made)))),
+                Err(error) if error.code == Code::InvalidArgument => return Err(error),
+                Err(error) if left <= patience => return Err(unreachable(&error)),
+                Err(_) => patience *= 2,
+            }
+            // A rank that is gone is not waited for: the group finds that out, over a link to it.
+            let group = comm.group();
+            group.open_message_link(place)?;
+            if let Some(error) = group.lost(|peer| peer == place) {
+                return Err(error);
+            }
+        }
     }
 
     /// Keeps a transfer until it is [waited for](Self::wait).
@@ -94,6 +109,9 @@ struct Taken {
     /// Messages of a rank that woke this one, and that have not been received.
     owed: u32,
 }
+
+/// How long the first attempt to connect may take, before the next one, which may take twice as long.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// The tag of messages that are signals, or wake a rank that sleeps until there is one.
 pub(super) const SIGNALS: u64 = 0;
@@ -182,6 +200,14 @@ fn receive(comm: &Communicator, place: usize, until: Option<Instant>) -> Result<
     }
     comm.receive_slice::<u8>(&mut [], Some(place), SIGNALS)?;
     Ok(true)
+}
+
+#[cold]
+fn unreachable(error: &Error) -> Error {
+    Error::new(
+        Code::PeerLost,
+        format!("it cannot be reached: {}", error.message),
+    )
 }
 
 /// The error of memory that its owner has taken back.

@@ -33,7 +33,7 @@ impl Transfer {
             let what = "there is no way to the memory of the rank";
             return Err(blame(Error::internal(what)));
         };
-        let port = far.connect(window.comm.config()).map_err(blame)?;
+        let port = far.connect(&window.comm, place).map_err(blame)?;
         let remote = far
             .remote
             .part(offset as u64, bytes as u64)
