@@ -51,20 +51,22 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
         for round in 0..work.bruck_rounds() {
             let distance = 1 << round;
             let blocks = distance.min(work.world - distance);
-            bill.swap(distance, bytes * blocks as f64, Taken::Copied, 1.0);
+            let partner = |rank| rank ^ distance;
+            bill.swap(partner, bytes * blocks as f64, Taken::Copied, 1.0);
         }
         return;
     }
-    let (rounds, has_guests) = work.doublings();
+    let core = Core::of(work.world);
     bill.pass(bytes * widening);
-    for round in 0..rounds {
-        bill.swap(1 << round, bytes * widening, Taken::Folded, 1.0);
+    for distance in core.distances() {
+        let partner = |rank| core.partner(rank, distance);
+        bill.swap(partner, bytes * widening, Taken::Folded, 1.0);
         // Half of the ranks go over their sum once more, to keep the order.
         bill.pass(bytes * widening * 0.5);
     }
-    if has_guests {
-        bill.swap(1, bytes, Taken::Folded, widening);
-        bill.swap(1, bytes, Taken::Copied, 1.0);
+    if core.guests > 0 {
+        bill.swap(|rank| core.companion(rank), bytes, Taken::Folded, widening);
+        bill.swap(|rank| core.companion(rank), bytes, Taken::Copied, 1.0);
     }
 }
 
@@ -106,6 +108,21 @@ impl Core {
             2 * member + 1
         } else {
             member + self.guests
+        }
+    }
+
+    /// The rank of the member that `rank` exchanges with at `distance`; a guest has none but itself.
+    pub(super) fn partner(&self, rank: Rank, distance: usize) -> Rank {
+        self.member(rank)
+            .map_or(rank, |member| self.rank(member ^ distance))
+    }
+
+    /// The guest of a member and the member of a guest; others have none but themselves.
+    pub(super) const fn companion(&self, rank: Rank) -> Rank {
+        if rank < 2 * self.guests {
+            rank ^ 1
+        } else {
+            rank
         }
     }
 

@@ -43,25 +43,26 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn price(collective: Collective, work: &Work, bill: &mut Bill) {
-    let (rounds, has_guests) = work.doublings();
+    let core = Core::of(work.world);
     if collective == Collective::ReduceScatter {
         // `work.bytes` are one block.
         let block = work.bytes * work.widening;
         price_of_halving(work, bill, work.bytes * work.world as f64, true);
         bill.pass(block);
-        if has_guests {
-            bill.swap(1, block, Taken::Copied, 1.0);
+        if core.guests > 0 {
+            bill.swap(|rank| core.companion(rank), block, Taken::Copied, 1.0);
         }
         return;
     }
     price_of_halving(work, bill, work.bytes, false);
     let mut part = work.bytes;
-    for round in 0..rounds {
+    for distance in core.distances() {
         part *= 0.5;
-        bill.swap(1 << round, part, Taken::Copied, 1.0);
+        let partner = |rank| core.partner(rank, distance);
+        bill.swap(partner, part, Taken::Copied, 1.0);
     }
-    if has_guests {
-        bill.swap(1, work.bytes, Taken::Copied, 1.0);
+    if core.guests > 0 {
+        bill.swap(|rank| core.companion(rank), work.bytes, Taken::Copied, 1.0);
     }
     let stretches = work.elements.div_ceil(work.piece * work.world).max(1) as f64;
     // Half of the next one is sent meanwhile.
@@ -71,15 +72,20 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
 
 /// Every member is left with its part of `bytes`; the largest exchanges with the nearest or the `farthest`.
 fn price_of_halving(work: &Work, bill: &mut Bill, bytes: f64, farthest: bool) {
-    let (rounds, has_guests) = work.doublings();
-    if has_guests {
-        bill.swap(1, bytes, Taken::Folded, work.widening);
+    let core = Core::of(work.world);
+    if core.guests > 0 {
+        let companion = |rank| core.companion(rank);
+        bill.swap(companion, bytes, Taken::Folded, work.widening);
     }
     let mut part = bytes * work.widening;
-    for round in 0..rounds {
+    for distance in core.distances() {
         part *= 0.5;
-        let bit = if farthest { rounds - 1 - round } else { round };
-        bill.swap(1 << bit, part, Taken::Folded, 1.0);
+        let distance = match farthest {
+            true => core.members / 2 / distance,
+            false => distance,
+        };
+        let partner = |rank| core.partner(rank, distance);
+        bill.swap(partner, part, Taken::Folded, 1.0);
         bill.pass(part);
     }
 }

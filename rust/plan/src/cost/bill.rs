@@ -3,6 +3,7 @@
 use super::costs::Costs;
 use crate::links::LENT_FROM;
 use crate::topology::{self, Topology};
+use crate::types::Rank;
 
 /// Payloads up to this length are copied in the time that the message takes in any case. Slots hold some kilobytes, but with
 /// 4 KiB here an all_reduce of 4 KiB and a reduce of 32 KiB between 8 ranks on two cores are chosen that take 1.2 and 1.4 times
@@ -150,9 +151,16 @@ impl<'a> Layout<'a> {
         self.beside > self.cores
     }
 
-    /// Whether partners that are found by flipping the bit `distance` are on different hosts.
-    pub(crate) fn crosses(&self, distance: usize) -> bool {
-        self.across() && distance >= self.run
+    /// Ranks of a host whose `partner` is on another, on the host that has most of them.
+    pub(crate) fn apart(&self, partner: impl Fn(Rank) -> Rank) -> usize {
+        if !self.across() {
+            return 0;
+        }
+        let mut apart = vec![0_usize; self.hosts];
+        for (rank, host) in self.places.iter().enumerate() {
+            apart[*host] += usize::from(self.places[partner(rank)] != *host);
+        }
+        apart.into_iter().max().unwrap_or(0)
     }
 }
 
@@ -449,13 +457,17 @@ impl<'a> Bill<'a> {
         self.send_right(rounds as f64 * pieces, bytes / pieces, taken, widening);
     }
 
-    /// Every rank and the one whose number differs in the bit `distance` give each other `bytes`, one round.
-    pub(crate) fn swap(&mut self, distance: usize, bytes: f64, taken: Taken, widening: f64) {
-        let across = self.at.crosses(distance);
-        self.round_of(across, bytes, taken, widening);
-        if across {
-            self.wire += bytes * self.at.beside as f64;
-        }
+    /// Every rank and its `partner` give each other `bytes`, one round.
+    pub(crate) fn swap(
+        &mut self,
+        partner: impl Fn(Rank) -> Rank,
+        bytes: f64,
+        taken: Taken,
+        widening: f64,
+    ) {
+        let apart = self.at.apart(partner);
+        self.round_of(apart > 0, bytes, taken, widening);
+        self.wire += bytes * apart as f64;
     }
 
     /// Every rank sends `bytes` to the one `distance` places on around the circle, one round.

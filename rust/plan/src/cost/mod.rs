@@ -104,9 +104,21 @@ fn predict_where(
     algorithm: Algorithm,
     shape: &Shape,
     element_size: usize,
-    Placed { topology, layout }: Placed<'_>,
-    (costs, is_private): (&Costs, bool),
+    place: Placed<'_>,
+    costs: (&Costs, bool),
 ) -> f64 {
+    let bill = bill(algorithm, shape, element_size, place, costs);
+    bill.map_or(f64::INFINITY, |bill| bill.seconds())
+}
+
+/// All that is done; `None` where ranks know different counts.
+fn bill<'a>(
+    algorithm: Algorithm,
+    shape: &Shape,
+    element_size: usize,
+    Placed { topology, layout }: Placed<'a>,
+    (costs, is_private): (&'a Costs, bool),
+) -> Option<Bill<'a>> {
     let elements = match shape.counts {
         Counts::Even(count) => count,
         // All ranks know all of these.
@@ -122,10 +134,10 @@ fn predict_where(
                 .div_ceil(shape.world.max(1))
         }
         _ if algorithm == Algorithm::Direct => 0,
-        _ => return f64::INFINITY,
+        _ => return None,
     };
     if shape.world < 2 {
-        return 0.0;
+        return Some(Bill::new(costs, layout));
     }
     let work = Work {
         world: shape.world,
@@ -145,5 +157,5 @@ fn predict_where(
     });
     (family(algorithm).price)(shape.collective, &work, &mut bill);
     bill.streams_compete = layout.hosts > 2 && makes_streams_compete(algorithm, shape.collective);
-    bill.seconds()
+    Some(bill)
 }

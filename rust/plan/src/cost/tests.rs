@@ -296,6 +296,61 @@ fn an_algorithm_that_is_asked_for_is_chosen() {
     }
 }
 
+/// The bytes of the elements that cross the busiest host's interface, out of it or into it, in the plans of all ranks.
+fn crossing(algorithm: Algorithm, shape: &Shape, topology: &Topology) -> f64 {
+    let hosts = &topology.host_of;
+    let mut ways = vec![[0_usize; 2]; hosts.len()];
+    for rank in 0..shape.world {
+        let shape = Shape { rank, ..*shape };
+        let plan = crate::build_on(algorithm, &shape, crate::DEFAULT_CHUNK, topology);
+        for step in plan.expect("a plan").steps {
+            if let crate::Step::Send { to, src } = step
+                && hosts[to] != hosts[rank]
+            {
+                ways[hosts[rank]][0] += 4 * src.len;
+                ways[hosts[to]][1] += 4 * src.len;
+            }
+        }
+    }
+    ways.into_iter().flatten().max().unwrap_or(0) as f64
+}
+
+/// Where no rank waits for the first piece to come through others, which is priced as bytes, too.
+#[test]
+fn bytes_between_hosts_are_those_of_the_plans() {
+    let waits = |collective, algorithm| {
+        let along = matches!(collective, Collective::Broadcast | Collective::Reduce)
+            && algorithm != Algorithm::Direct;
+        along || (collective, algorithm) == (Collective::AllReduce, Algorithm::Tree)
+    };
+    let mut wrong = Vec::new();
+    for (hosts, ranks) in [(2, 1), (2, 3), (2, 4), (2, 5), (3, 2), (4, 3), (4, 4)] {
+        let topology = Topology::even(hosts, ranks, 2);
+        let world = hosts * ranks;
+        for collective in Collective::ALL {
+            let shape = shape(collective, world, 240 * world);
+            for algorithm in Algorithm::ALL {
+                let serves = crate::applicable_on(algorithm, &shape, &topology);
+                if !serves || collective == Collective::Barrier || waits(collective, algorithm) {
+                    continue;
+                }
+                let place = Placed::of(&topology, world);
+                let bill = bill(algorithm, &shape, 4, place, (&Costs::TYPICAL, false));
+                let priced = bill.expect("counts that all ranks know").wire;
+                let ratio = priced / crossing(algorithm, &shape, &topology);
+                // Guests come and go, so that each way of an interface is idle for one of the two; and the runs of Bruck's
+                // algorithm are at most half of the blocks.
+                if !(0.8..1.9).contains(&ratio) {
+                    wrong.push(format!(
+                        "{collective} {algorithm} {hosts} x {ranks}: {ratio:.2}"
+                    ));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 /// Where ranks share hosts, what crosses between the hosts decides, and hierarchy sends least.
 #[test]
 fn ranks_that_share_hosts_reduce_by_hierarchy() {

@@ -38,11 +38,6 @@ impl Work {
         Self::pieces(self.elements.div_ceil(self.world))
     }
 
-    /// Rounds of recursive doubling, and whether some ranks are guests of others.
-    pub(crate) fn doublings(&self) -> (usize, bool) {
-        (self.world.ilog2() as usize, !self.world.is_power_of_two())
-    }
-
     /// Whether a sum is made in its place, where the caches have it: of two ranks, which need no order for that. A
     /// larger sum is better made elsewhere and then stored past the caches.
     pub(crate) fn is_summed_in_cache(&self, cache: f64) -> bool {

@@ -66,43 +66,48 @@ fn trees(work: &Work) -> (usize, f64, f64) {
 /// Bytes one way through the busiest interface, where each edge of one tree would carry `up` times the buffer up and `down`
 /// times down.
 fn across(work: &Work, bill: &Bill, (up, down): (f64, f64)) -> f64 {
-    if !bill.at.across() {
-        return 0.0;
-    }
     let (_, trees, _) = trees(work);
     let last = work.world - 1;
-    let host = |number: usize| {
-        let rank = (bill.at.root + number) % work.world;
-        bill.at.places.get(rank).copied().unwrap_or(0)
-    };
-    let (mut out, mut into) = (vec![0.0; bill.at.hosts], vec![0.0; bill.at.hosts]);
-    for tree in 0..trees as usize {
-        for position in 1..=last {
+    let edges = (0..trees as usize).flat_map(|tree| {
+        (1..=last).map(move |position| {
             let parent = match parent_of(position, last) {
                 0 => 0,
                 parent => number_at(parent, tree, last),
             };
-            let (child, parent) = (host(number_at(position, tree, last)), host(parent));
-            if child != parent {
-                // A leaf has no sums, but elements.
-                let up = if is_leaf(position) {
-                    up
-                } else {
-                    up * work.widening
-                };
-                out[child] += up;
-                into[parent] += up;
-                out[parent] += down;
-                into[child] += down;
-            }
+            // A leaf has no sums, but elements.
+            let wide = if is_leaf(position) {
+                1.0
+            } else {
+                work.widening
+            };
+            (number_at(position, tree, last), parent, up * wide, down)
+        })
+    });
+    busiest(bill, edges) * work.bytes / trees
+}
+
+/// The most that crosses an interface one way. Edges have the numbers of a child and its parent, and say how much goes up and
+/// down; numbers are distances from the root.
+fn busiest(bill: &Bill, edges: impl Iterator<Item = (usize, usize, f64, f64)>) -> f64 {
+    if !bill.at.across() {
+        return 0.0;
+    }
+    let host = |number: usize| bill.at.places[(bill.at.root + number) % bill.at.world];
+    let (mut out, mut into) = (vec![0.0; bill.at.hosts], vec![0.0; bill.at.hosts]);
+    for (child, parent, up, down) in edges {
+        let (child, parent) = (host(child), host(parent));
+        if child != parent {
+            out[child] += up;
+            into[parent] += up;
+            out[parent] += down;
+            into[child] += down;
         }
     }
     let all = out.into_iter().chain(into);
-    let busiest = all.fold(
+    all.fold(
         0.0,
         |most: f64, bytes| if bytes > most { bytes } else { most },
-    );
-    busiest * work.bytes / trees
+    )
 }
 
 /// Up the trees: a rank that forwards takes two children's sums.
@@ -148,9 +153,15 @@ fn collect(work: &Work, bill: &mut Bill) {
         bill.root += hop;
         // A rank in 2^(round + 1) sends a run of that length on; it is copied together before.
         bill.each += (hop + work.bytes * bill.costs.copy) / (2 << round) as f64;
-        if bill.at.crosses(1 << round) {
+        let child = (bill.at.root + (1 << round)) % work.world;
+        if bill.at.across() && bill.at.places[child] != bill.at.places[bill.at.root] {
             bill.root += bill.costs.remote_message;
-            bill.wire += run;
         }
     }
+    let blocks = |number: usize| (1_usize << number.trailing_zeros()).min(work.world - number);
+    let edges = (1..work.world).map(|number| {
+        let parent = number & (number - 1);
+        (number, parent, blocks(number) as f64, 0.0)
+    });
+    bill.wire += busiest(bill, edges) * work.bytes;
 }
