@@ -99,6 +99,22 @@ impl Communicator {
         self.pending(data, std::convert::identity, request)
     }
 
+    /// The `data` of the ranks up to this one, reduced, as in [`Request::scan`].
+    pub fn scan_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
+        // SAFETY: as in `all_reduce_async`.
+        let memory = unsafe { Memory::of_mut(&mut data) };
+        let request = Request::scan(T::DTYPE, op, None, memory);
+        self.pending(data, std::convert::identity, request)
+    }
+
+    /// The `data` of the ranks before this one, reduced, as in [`Request::exscan`]; on rank 0 `data` as it was.
+    pub fn exscan_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Pending<Vec<T>> {
+        // SAFETY: as in `all_reduce_async`.
+        let memory = unsafe { Memory::of_mut(&mut data) };
+        let request = Request::exscan(T::DTYPE, op, None, Some(memory));
+        self.pending(data, std::convert::identity, request)
+    }
+
     /// The root's `data`; the others give a vector of the same length.
     pub fn broadcast_async<T: Element>(&self, mut data: Vec<T>, root: Rank) -> Pending<Vec<T>> {
         // SAFETY: as in `all_reduce_async`.
@@ -255,6 +271,10 @@ mod tests {
                 assert_eq!(mine.await.unwrap(), [3 + 3 * rank]);
                 let swapped = comm.all_to_all_async(vec![10 * rank, 10 * rank + 1, 10 * rank + 2]);
                 assert_eq!(swapped.await.unwrap(), [rank, 10 + rank, 20 + rank]);
+                let scan = comm.scan_async(vec![1 + rank], ReduceOp::Sum);
+                let exscan = comm.exscan_async(vec![1 + rank], ReduceOp::Sum);
+                assert_eq!(scan.await.unwrap(), [(1 + rank) * (2 + rank) / 2]);
+                assert_eq!(exscan.await.unwrap(), [if rank == 2 { 3 } else { 1 }]);
                 assert_eq!(comm.broadcast_async(vec![rank], 2).await.unwrap(), [2]);
                 let reduced = comm
                     .reduce_async(vec![rank], ReduceOp::Max, 1)
