@@ -64,7 +64,7 @@ override DOCS_TOOLS := $(TARGET)/docs-tools
 override DOCS_STAMP := $(DOCS_TOOLS)/.unisono
 override NVRTC := $(TARGET)/nvrtc
 override BENCH_RESULTS := bench-results
-# What is there only on request is tested, too.
+# The features are tested, too.
 override features = --features unisono/async
 override measure = CARGO_TARGET_DIR=$(TARGET) $(PY) -u
 

@@ -40,6 +40,9 @@ void check_plain(const at::Tensor& tensor) {
   if (!tensor.is_contiguous()) {
     wrong_value("tensor", "it is not contiguous; pass tensor.contiguous()");
   }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    wrong_value("tensor", "its memory has other values; pass tensor.resolve_conj().resolve_neg()");
+  }
 }
 
 // The note of a rank: the number of its tensor's type, and its sizes.
@@ -231,19 +234,21 @@ WindowWork::WindowWork(int rank, Attempt attempt)
 WindowWork::WindowWork(int rank) : c10d::Work(rank, c10d::OpType::UNKNOWN), has_ended_(true) {}
 
 bool WindowWork::attempt(int64_t timeout_ms) {
-  std::unique_lock lock(mutex_, std::defer_lock);
-  if (timeout_ms != 0) {
-    lock.lock();
-  } else if (!lock.try_lock()) {
+  std::unique_lock turn(turn_, std::defer_lock);
+  if (timeout_ms < 0) {
+    turn.lock();
+  } else if (!turn.try_lock_for(std::chrono::milliseconds(timeout_ms))) {
     // Another thread waits for it.
     return false;
   }
-  if (has_ended_) return true;
+  // Who has the turn ends it alone.
+  if (!attempt_) return true;
   const auto status = attempt_(timeout_ms);
   if (!status) return false;
+  attempt_ = nullptr;
+  std::lock_guard lock(mutex_);
   if (status->code != 0) error_ = unisono::exception(*status);
   has_ended_ = true;
-  attempt_ = nullptr;
   return true;
 }
 

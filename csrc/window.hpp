@@ -76,8 +76,11 @@ class WindowWork final : public c10d::Work {
   // Whether it has ended now.
   bool attempt(int64_t timeout_ms);
 
-  mutable std::mutex mutex_;
+  // Held by the thread that tries.
+  std::timed_mutex turn_;
+  // None when it has ended.
   Attempt attempt_;
+  mutable std::mutex mutex_;
   bool has_ended_ = false;
   std::exception_ptr error_;
 };

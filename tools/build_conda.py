@@ -28,7 +28,8 @@ RECIPE = Path(__file__).resolve().parent / "conda" / "recipe.yaml"
 # Conda's names of the machines, by those in wheels.
 MACHINES = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 WHEEL = re.compile(
-    r"unisono-(?P<version>[^-]+)-cp\d+-abi3-"
+    # That of a release has the tags of free-threaded Pythons as well.
+    r"unisono-(?P<version>[^-]+)-cp\d+[\w.]*-abi3[\w.]*-"
     rf"(manylinux_(?P<glibc>\d+_\d+)|linux)_(?P<machine>{'|'.join(MACHINES)})\.whl"
 )
 

@@ -1,7 +1,7 @@
 //! The collectives and messages as futures, for programs that are `async`: the feature `async`.
 //!
-//! A future may be dropped before its operation has ended, and other ranks then still read and write the memory. So an operation
-//! owns its vectors, and the future gives back the one with the result. The operation is under way from the call on, whether
+//! A future may be dropped before its operation has ended, and other ranks still read and write the memory then. So an
+//! operation owns its vectors, and the future gives back the one with the result. It is under way from the call on, whether
 //! its future is polled or not; a thread of the library drives it, and any executor may wait for it.
 
 use std::future::Future;

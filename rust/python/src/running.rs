@@ -141,7 +141,7 @@ pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<u
 }
 
 /// Waits until an operation has ended, and returns how it went. A signal whose handler raises aborts the communicator.
-pub(crate) fn await_end(py: Python<'_>, comm: &Communicator, work: &unisono::Work) -> PyResult<()> {
+fn await_end(py: Python<'_>, comm: &Communicator, work: &unisono::Work) -> PyResult<()> {
     while !work.is_done() {
         if let Err(interrupt) = py.check_signals() {
             comm.abort(&format!("interrupted in {}: {interrupt}", work.name()));

@@ -14,7 +14,7 @@ use crate::communicator::Communicator;
 use crate::errors::{exception, invalid};
 use crate::how::How;
 use crate::joined::{Shared, register_window};
-use crate::running::{self, Seconds, elsewhere};
+use crate::running::{Seconds, elsewhere};
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Window>()
@@ -359,6 +359,11 @@ impl Window {
     ///     What ended an earlier `put` to that rank that was not waited for.
     fn signal(&self, py: Python<'_>, dest: i64) -> PyResult<()> {
         let rank = self.check_rank(py, "signal", "dest", dest)?;
+        if !self.core.is_flushed() {
+            // It waits for what this rank has put.
+            let core = Arc::clone(&self.core);
+            return elsewhere(py, move || core.signal(rank), || ());
+        }
         let signalled = py.detach(|| guard(|| self.core.signal(rank)));
         signalled.map_err(|error| exception(py, &error))
     }
@@ -433,8 +438,18 @@ impl Window {
     fn fence(&self, py: Python<'_>) -> PyResult<()> {
         self.flush(py, None)?;
         let begun = py.detach(|| guard(|| self.core.start_barrier()));
-        let work = begun.map_err(|error| exception(py, &error))?;
-        running::await_end(py, self.core.communicator(), &work)
+        let barrier = begun.map_err(|error| exception(py, &error))?;
+        loop {
+            let _ = py.detach(|| guard(|| barrier.wait(Some(SLICE))));
+            if let Some(ended) = self.core.fenced(&barrier) {
+                return ended.map_err(|error| exception(py, &error));
+            }
+            if let Err(interrupt) = py.check_signals() {
+                let what = format!("interrupted in fence: {interrupt}");
+                self.core.communicator().abort(&what);
+                return Err(interrupt);
+            }
+        }
     }
 
     /// Whether the array of a rank lies in memory that this process has mapped, so that `map` returns it.
@@ -497,7 +512,7 @@ impl Window {
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         let is_well = exception.iter().next().is_none_or(|kind| kind.is_none());
-        let fenced = match is_well {
+        let fenced = match is_well && !self.core.is_closed() {
             true => self.fence(py),
             false => Ok(()),
         };

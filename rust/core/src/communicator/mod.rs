@@ -80,7 +80,7 @@ impl Communicator {
         let places: Vec<usize> = (0..self.group.world()).collect();
         let part = self
             .group
-            .part(&places, &[b"window".as_slice(), &label].concat());
+            .part_that_keeps_its_numbers(&places, &[b"window".as_slice(), &label].concat());
         let part = self
             .here(part)?
             .ok_or_else(|| Error::internal("not of its own group"))?;

@@ -185,6 +185,11 @@ impl Transfer {
         self.0.result.get().cloned()
     }
 
+    /// Whether both are one transfer.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Waits for the end, driving the transfer from this thread meanwhile.
     ///
     /// # Errors

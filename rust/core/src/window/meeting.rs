@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::peer::{Far, Near, Peer, Turn};
-use super::state::take_back;
+use super::state::{VIEWED, let_go, take_back};
 use super::words::End;
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
@@ -54,6 +54,8 @@ impl Exposed<'_> {
                 ends.iter().map(|(end, is_gone)| (end, is_gone)),
                 (self.start, self.bytes),
             );
+            VIEWED.lock().push((ends, Arc::clone(&self.owner)));
+            let_go();
         })
     }
 

@@ -30,7 +30,7 @@ mod transfer;
 mod words;
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -44,8 +44,9 @@ use crate::device;
 use crate::engine::{PointToPoint, Request};
 use crate::error::{Code, Error, Result};
 use crate::fork::Own;
+use crate::interrupts::SLICE;
 use crate::locks::Mutex;
-use crate::one_sided::{Owner, Port, RemoteRegion};
+use crate::one_sided::{self, Owner, Port, RemoteRegion};
 use crate::types::{DataType, Rank};
 
 /// Memory that each rank of a group exposes to the others. Dropping it [closes](Window::close) it.
@@ -93,7 +94,8 @@ impl std::fmt::Debug for View {
 
 impl Communicator {
     /// Exposes `bytes` bytes from `start` on to the other ranks, and gets the use of theirs. All ranks of this communicator
-    /// call it, each with memory of any length, also none. `dtype` and `note` are for those who use the memory: each rank has
+    /// call it, each with memory of any length, also none; after a call that some ranks made and others did not, no window of
+    /// this communicator can be made. `dtype` and `note` are for those who use the memory: each rank has
     /// them of all. `owner` is kept as long as other ranks may use the memory.
     ///
     /// # Errors
@@ -329,8 +331,20 @@ impl Window {
         let it = &self.0;
         it.check_usable()?;
         let place = it.place(from)?;
-        let taken = it.peers[place].take_signal(&it.comm, place, patience);
-        taken.map_err(|error| it.blame(error, place, &format!("wait_signal of rank {from}")))
+        let blame = |error| it.blame(error, place, &format!("wait_signal of rank {from}"));
+        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let slice = left.map_or(SLICE, |left| left.min(SLICE));
+            let taken = it.peers[place].take_signal(&it.comm, place, Some(slice));
+            if taken.map_err(blame)? {
+                return Ok(true);
+            }
+            it.check_parent().map_err(blame)?;
+            if left.is_some_and(|left| left <= slice) {
+                return Ok(false);
+            }
+        }
     }
 
     /// The error of a wait for a signal that took that long, in vain.
@@ -371,7 +385,11 @@ impl Window {
     /// Whether nothing is under way that [`flush`](Window::flush) would wait for.
     pub fn is_flushed(&self) -> bool {
         let mut far = self.0.peers.iter().filter_map(|peer| peer.far.as_ref());
-        far.all(|far| far.under_way.lock().is_empty())
+        far.all(|far| {
+            let under_way = far.under_way.lock();
+            let mut results = under_way.iter().map(one_sided::Transfer::result);
+            results.all(|result| matches!(result, Some(Ok(()))))
+        })
     }
 
     /// Begins a barrier of the window's ranks: when it has ended, and each rank has [flushed](Window::flush) before, all bytes
@@ -393,8 +411,22 @@ impl Window {
     /// As of both.
     pub fn fence(&self) -> Result<()> {
         self.flush(Some(self.timeout()).filter(|limit| !limit.is_zero()))?;
-        let ended = self.start_barrier()?.wait(None);
-        ended.map_err(|error| self.0.renumber(error).with_operation("fence"))
+        let barrier = self.start_barrier()?;
+        loop {
+            if let Some(ended) = self.fenced(&barrier) {
+                return ended;
+            }
+            // How it has ended is looked at.
+            let _ = barrier.wait(Some(SLICE));
+        }
+    }
+
+    /// How a [barrier](Window::start_barrier) has ended; `None` while it is under way.
+    pub fn fenced(&self, barrier: &Work) -> Option<Result<()>> {
+        let result = barrier
+            .result()
+            .or_else(|| self.0.check_parent().err().map(Err))?;
+        Some(result.map_err(|error| self.0.renumber(error).with_operation("fence")))
     }
 
     /// The memory of rank `rank` itself, which lies on this host.
@@ -427,6 +459,11 @@ impl Window {
             start: held.start(),
             peer: Own::new(Arc::clone(peer)),
         })
+    }
+
+    /// Whether this process has closed it.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed.load(Ordering::Relaxed)
     }
 
     /// Ends the use of this rank's memory by others, and of theirs by this one: what is under way fails. Idempotent. To end it

@@ -62,6 +62,7 @@ impl Far {
             }
             // A rank that is gone is not waited for: the group finds that out, over a link to it.
             let group = comm.group();
+            group.check_alive()?;
             group.open_message_link(place)?;
             if let Some(error) = group.lost(|peer| peer == place) {
                 return Err(error);
@@ -79,16 +80,17 @@ impl Far {
 
     /// Waits for all transfers to it, and tells the first failure.
     pub(super) fn wait(&self, until: Option<Instant>) -> Result<()> {
-        let under_way = std::mem::take(&mut *self.under_way.lock());
+        // They stay in the list meanwhile: another thread that waits must find them.
+        let awaited = self.under_way.lock().clone();
         let mut result = Ok(());
-        for transfer in under_way {
+        for transfer in &awaited {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let waited = transfer.wait(left);
-            if !transfer.is_done() {
-                self.under_way.lock().push(transfer);
-            }
-            result = result.and(waited);
+            result = result.and(transfer.wait(left));
         }
+        let is_over = |transfer: &Transfer| {
+            transfer.is_done() && awaited.iter().any(|awaited| awaited.is(transfer))
+        };
+        self.under_way.lock().retain(|transfer| !is_over(transfer));
         result
     }
 }
@@ -141,6 +143,8 @@ impl Peer {
             && near.end.is_signalled(taken.count)
         {
             taken.count = taken.count.wrapping_add(1);
+            // There may be more signals, and a thread that waits for its turn.
+            self.turn.is_free.notify_one();
             return Ok(true);
         }
         taken.is_awaited = true;
@@ -148,7 +152,7 @@ impl Peer {
         drop(taken);
         let result = match &self.near {
             Some(near) => near.wait(comm, place, until, &mut mine),
-            None => Ok(receive(comm, place, until)?),
+            None => receive(comm, place, until),
         };
         *self.turn.state.lock() = Taken {
             is_awaited: false,

@@ -161,6 +161,14 @@ impl Shared {
         }
     }
 
+    /// The end of what waits in the group of the window, which does not learn of the end of the one that it was made of.
+    pub(super) fn check_parent(&self) -> Result<()> {
+        match self.parent.error() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn limit(&self) -> Option<Instant> {
         let limit = self.comm.timeout();
         match limit.is_zero() {
@@ -194,18 +202,19 @@ impl Shared {
             VIEWED.lock().push((viewers.collect(), owner));
         }
         let_go();
+        // What connects gives up then, and lets go of its lock.
+        self.comm.close();
         for far in self.peers.iter().filter_map(|peer| peer.far.as_ref()) {
             drop(far.port.lock().take());
         }
-        self.comm.close();
     }
 }
 
 /// The owners of memory of windows that are closed, with the ranks that may have views of it.
-static VIEWED: PerProcess<Mutex<Vec<Viewed>>> = PerProcess::new(Mutex::default);
+pub(super) static VIEWED: PerProcess<Mutex<Vec<Viewed>>> = PerProcess::new(Mutex::default);
 
-type Viewers = Vec<(End, IsOver)>;
-type Viewed = (Viewers, Arc<Owner>);
+pub(super) type Viewers = Vec<(End, IsOver)>;
+pub(super) type Viewed = (Viewers, Arc<Owner>);
 
 /// Lets go of memory of closed windows that no other rank has a view of any more. Each making and closing of a window does.
 pub(super) fn let_go() {

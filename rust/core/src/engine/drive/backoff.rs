@@ -104,6 +104,11 @@ impl Backoff {
         }
     }
 
+    /// Whether the wait that goes on only sleeps.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.is_asleep
+    }
+
     /// Whether ranks of this host share cores.
     pub(crate) fn is_crowded(&self) -> bool {
         self.crowded

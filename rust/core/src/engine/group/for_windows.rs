@@ -43,8 +43,13 @@ impl Group {
     /// Looks whether something `is_there`, as long as that takes no sleep. Returns whether it is.
     pub(crate) fn look_until(&self, is_there: impl Fn() -> bool) -> Result<bool> {
         let mut core = self.core.lock();
-        if core.leader {
-            return Ok(is_there());
+        if is_there() {
+            core.backoff.reset();
+            return Ok(true);
+        }
+        // A wait in parts has looked for long enough when it sleeps.
+        if core.leader || core.backoff.is_asleep() {
+            return Ok(false);
         }
         self.patiently(&mut core, |_| {
             Ok(match is_there() {
