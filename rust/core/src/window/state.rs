@@ -202,7 +202,7 @@ impl Shared {
             VIEWED.lock().push((viewers.collect(), owner));
         }
         let_go();
-        // What connects gives up then, and lets go of its lock.
+        // A thread that connects gives up then, and lets go of its lock.
         self.comm.close();
         for far in self.peers.iter().filter_map(|peer| peer.far.as_ref()) {
             drop(far.port.lock().take());
