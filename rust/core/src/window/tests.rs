@@ -14,6 +14,8 @@ struct Player {
     window: Window,
     numbers: *mut u32,
     comm: Communicator,
+    /// A test may look at the memory of a window that is closed.
+    _memory: Arc<dyn Send + Sync>,
 }
 
 // SAFETY: the memory is the window's, which the player keeps.
@@ -26,13 +28,14 @@ impl Player {
     fn new(comm: Communicator, is_shared: bool) -> Self {
         let mut numbers = Buffer::<u32>::zeroed(LENGTH);
         numbers.fill(comm.rank() as u32);
-        let (start, owner): (*mut u32, Owner) = match is_shared {
-            true => (numbers.as_mut_ptr(), Box::new(numbers)),
+        let (start, memory): (*mut u32, Arc<dyn Send + Sync>) = match is_shared {
+            true => (numbers.as_mut_ptr(), Arc::new(numbers)),
             false => {
                 let mut numbers = numbers.to_vec();
-                (numbers.as_mut_ptr(), Box::new(numbers))
+                (numbers.as_mut_ptr(), Arc::new(numbers))
             }
         };
+        let owner = Box::new(Arc::clone(&memory));
         let note = [comm.rank() as u8];
         // SAFETY: the owner is the memory; tests agree on who uses it when.
         let window =
@@ -41,6 +44,7 @@ impl Player {
             window: window.expect("a window"),
             numbers: start,
             comm,
+            _memory: memory,
         }
     }
 
