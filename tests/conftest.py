@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import os
 import re
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -89,3 +93,12 @@ def pytest_configure() -> None:
     for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, lambda *_: None)
+
+
+@pytest.fixture
+def alone_with_ray() -> Iterator[None]:
+    """Let no other test start Ray meanwhile: its processes look for the only one of the host."""
+    path = Path(tempfile.gettempdir()) / f"unisono-tests-ray-{os.getuid()}"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

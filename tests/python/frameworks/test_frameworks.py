@@ -143,6 +143,7 @@ def test_deepspeed_zero(backend: str) -> None:
         assert_learned(output, backend, f"stage {stage}, ")
 
 
+@pytest.mark.usefixtures("alone_with_ray")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ray_train(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("ray", "ray[train]")
@@ -156,6 +157,7 @@ def test_ray_train(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_learned(run_python(EXAMPLES / "ray_train_digits.py", *args, timeout=180), backend)
 
 
+@pytest.mark.usefixtures("alone_with_ray")
 def test_ray_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("ray", "ray")
     if importlib.util.find_spec("ray.util.collective.backend_registry") is None:

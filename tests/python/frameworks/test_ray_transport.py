@@ -57,6 +57,7 @@ def run(script: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return run_python(script, timeout=180).splitlines()
 
 
+@pytest.mark.usefixtures("alone_with_ray")
 def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = run(ROOT / "examples" / "frameworks" / "ray_transport.py", monkeypatch)
     for server in (0, 1):
@@ -65,6 +66,7 @@ def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "driver: 1000000, in the heap: True" in lines, lines
 
 
+@pytest.mark.usefixtures("alone_with_ray")
 def test_memory_of_receivers_and_sources_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = run(Path(__file__).with_name("ray_transport_actors.py"), monkeypatch)
     assert "into memory of the receiver" in lines, lines
