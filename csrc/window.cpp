@@ -2,6 +2,8 @@
 
 #ifdef C10D_BACKEND_HAS_WINDOW
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -75,6 +77,13 @@ Kind kind_of(const Window& window, int64_t rank) {
                     c10::str("unisono: rank ", rank, " exposes memory that is no tensor"));
   }
   return kind;
+}
+
+// By the clock that a mutex takes with the oldest glibc of a wheel.
+std::chrono::system_clock::time_point until(int64_t timeout_ms) {
+  constexpr int64_t kLongest = 1'000'000'000;
+  return std::chrono::system_clock::now() +
+         std::chrono::milliseconds(std::min(timeout_ms, kLongest));
 }
 
 std::optional<Status> ended(Status status) {
@@ -237,7 +246,7 @@ bool WindowWork::attempt(int64_t timeout_ms) {
   std::unique_lock turn(turn_, std::defer_lock);
   if (timeout_ms < 0) {
     turn.lock();
-  } else if (!turn.try_lock_for(std::chrono::milliseconds(timeout_ms))) {
+  } else if (!turn.try_lock_until(until(timeout_ms))) {
     // Another thread waits for it.
     return false;
   }
