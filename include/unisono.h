@@ -1285,7 +1285,8 @@ unisono_status unisono_window_fence(unisono_window* window);
 
 /**
  * Ends the use of this rank's memory by others, and gives the handle back. It waits for nothing
- * that is under way: call unisono_window_fence() before, on all ranks.
+ * that is under way: call unisono_window_fence() before, on all ranks. With UNISONO_TIMEOUT the
+ * handle is gone, too, and another rank may still be writing to the memory: keep that allocated.
  *
  * \param window  the window, or NULL
  */

@@ -2,7 +2,7 @@
 
     python tools/rehearse.py [--only 3.12:2.15.0]... DIST
 
-It runs in an environment that has pypiserver, dumb-pypi, twine and wheel. The files of ``dist/``
+It runs in an environment that has pypiserver, twine and wheel. The files of ``dist/``
 are uploaded by twine, as the workflow uploads them, after a wheel of a lower version, which is the
 same wheel under another number. In each clean environment pip then installs that version and
 upgrades it by name. At the end the release is yanked, for which a static index is made of the same
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -111,19 +110,16 @@ def yanked(files: Path, version: str) -> Iterator[str]:
     """Serve an index of the same files that has taken that version back."""
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder)
-        described = [
-            {
-                "filename": file.name,
-                "hash": f"sha256={digest(file)}",
-                "yanked_reason": REASON if f"-{version}" in file.name else None,
-            }
-            for file in files.glob("unisono-*")
-        ]
-        packages = site / "packages.json"
-        packages.write_text("".join(f"{json.dumps(one)}\n" for one in described))
         shutil.copytree(files, site / "files")
-        index = ["--output-dir", site, "--packages-url", "../../files/"]
-        call("dumb_pypi.main", "--package-list-json", packages, *index)
+        links = []
+        for file in files.glob("unisono-*"):
+            back = f' data-yanked="{REASON}"' if f"-{version}" in file.name else ""
+            place = f"../../files/{file.name}#sha256={digest(file)}"
+            links.append(f'<a href="{place}"{back}>{file.name}</a>')
+        # As PEP 503 has an index, and PEP 592 a file that was taken back.
+        page = site / "simple" / "unisono" / "index.html"
+        page.parent.mkdir(parents=True)
+        page.write_text(f"<!DOCTYPE html><html><body>{' '.join(links)}</body></html>")
         with served("http.server", "--bind", "127.0.0.1", "--directory", site, "PORT") as url:
             yield url
 

@@ -51,17 +51,17 @@ def build(machine: str, chosen: list[Path], out: Path, target: Path) -> Path:
         more = Path(scratch) / "parts"
         backend.add_parts(how, chosen, more)
         parts.free_threaded_modules(how, more)
-        return assemble.add(_for_free_threaded(how, plain), more, out, ROOT)
+        return assemble.add(tagged(how, plain), more, out, ROOT)
 
 
-def _for_free_threaded(how: parts.Build, wheel: Path) -> Path:
+def tagged(how: parts.Build, wheel: Path) -> Path:
     """Name the Pythons without a GIL in the tags of `wheel`, which lies alone in its folder."""
     pythons, abis = zip(*(python.tag.split("-") for python in parts.FREE_THREADED), strict=True)
     command = [sys.executable, "-m", "wheel", "tags", "--remove", "--python-tag"]
     command += [f"+{'.'.join(pythons)}", "--abi-tag", f"+{'.'.join(abis)}", str(wheel)]
     how.run(command)
-    (tagged,) = wheel.parent.glob("*.whl")
-    return tagged
+    (renamed,) = wheel.parent.glob("*.whl")
+    return renamed
 
 
 def _environment(machine: str, target: Path) -> dict[str, str]:

@@ -83,7 +83,7 @@ extern "C" fn close_all() {
         WINDOWS
             .all()
             .iter()
-            .for_each(|exposed| exposed.window.close());
+            .for_each(|exposed| drop(exposed.window.close()));
         for joined in COMMUNICATORS.all() {
             joined.close();
         }

@@ -174,7 +174,6 @@ pub unsafe extern "C" fn unisono_window_destroy(window: *mut Window) -> Status {
         }
         let exposed = WINDOWS.remove(window)?;
         drop(std::mem::take(&mut *exposed.views.lock()));
-        exposed.window.close();
-        Ok(())
+        exposed.window.close()
     })
 }

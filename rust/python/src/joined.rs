@@ -87,7 +87,7 @@ fn close_all(py: Python<'_>) {
             .filter_map(Weak::upgrade)
         {
             let _ = guard(|| {
-                window.close();
+                let _ = window.close();
                 Ok(())
             });
         }

@@ -502,7 +502,8 @@ impl Window {
     /// It waits for nothing that is under way: call `fence` before, on all ranks. The end of a ``with``
     /// block does.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.core.close());
+        // The array is kept for as long as it is in use.
+        let _ = py.detach(|| self.core.close());
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -529,7 +530,7 @@ impl Drop for Window {
     fn drop(&mut self) {
         let core = Arc::clone(&self.core);
         // It may wait for a rank that writes. Not while the interpreter goes away.
-        Python::try_attach(|py| py.detach(|| core.close()));
+        let _ = Python::try_attach(|py| py.detach(|| core.close()));
     }
 }
 

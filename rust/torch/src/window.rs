@@ -142,10 +142,7 @@ impl Window {
 
     pub(crate) fn close(&self) {
         if let Some(window) = &self.0 {
-            let _ = guard(|| {
-                window.close();
-                Ok(())
-            });
+            let _ = guard(|| window.close());
         }
     }
 }

@@ -265,7 +265,7 @@ def every_combination() -> int:
 
 
 def prefixes_are_loops() -> None:
-    """Each prefix has the bits of a loop over the ranks, whoever takes part in place."""
+    """Each prefix has the bits of a loop over the ranks, whichever of them are in place."""
     with unisono.init(timeout=60) as comm:
         for name in ("float32", "bfloat16", "complex128"):
             for count in (1, 1003, LARGE):

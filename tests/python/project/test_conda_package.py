@@ -76,6 +76,7 @@ def test_a_c_library_in_the_prefix_is_found_where_the_package_has_none(tmp_path:
 def wheel_of_this_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Pack the modules that are built here, without a door, as `make wheel` packs its own."""
     backend = pytest.importorskip("unisono_build.backend", reason="maturin is not installed")
+    release = pytest.importorskip("unisono_build.release")
     missing = [name for name in ("cargo", "strip") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not installed")
@@ -92,7 +93,7 @@ def wheel_of_this_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     (package / "source.tar.gz").write_bytes(sources.archive_for_the_wheel(ROOT))
     run(sys.executable, "-m", "wheel", "pack", "--dest-dir", folder, tree)
     (wheel,) = folder.glob("unisono-*.whl")
-    return wheel
+    return release.tagged(parts.Build(ROOT, TARGET), wheel)
 
 
 # 10 s of a core, with two programs that each have their own limit.

@@ -267,43 +267,12 @@ impl Port {
         Transfer::start(Kind::Read, &peer, (local, range), remote, completion)
     }
 
-    /// Starts to write `bytes` bytes from `start` on, which need not be registered, as [`Port::write`]. `owner` is kept until
-    /// the transfer has ended.
-    ///
-    /// # Errors
-    /// As [`Port::write`].
+    /// Memory of this process for one transfer, which no peer can name: `owner` is kept until the transfer has ended.
     ///
     /// # Safety
-    /// As for [`Port::register`], until then.
-    pub(crate) unsafe fn write_from(
-        &self,
-        (start, bytes): (*const u8, usize),
-        owner: Owner,
-        remote: &RemoteRegion,
-        completion: Option<Completion>,
-    ) -> Result<Transfer> {
-        self.0.check()?;
-        let local = self.0.regions.lend(start.expose_provenance(), bytes, owner);
-        self.write(&local, 0..bytes, remote, completion)
-    }
-
-    /// Starts to read into `bytes` bytes from `start` on, as [`Port::write_from`] writes.
-    ///
-    /// # Errors
-    /// As [`Port::write`].
-    ///
-    /// # Safety
-    /// As for [`Port::write_from`].
-    pub(crate) unsafe fn read_into(
-        &self,
-        (start, bytes): (*mut u8, usize),
-        owner: Owner,
-        remote: &RemoteRegion,
-        completion: Option<Completion>,
-    ) -> Result<Transfer> {
-        self.0.check()?;
-        let local = self.0.regions.lend(start.expose_provenance(), bytes, owner);
-        self.read(&local, 0..bytes, remote, completion)
+    /// As for [`Port::register`], until then; of memory that is only read, to read it is enough.
+    pub(crate) unsafe fn lend(&self, start: usize, bytes: usize, owner: Owner) -> Region {
+        self.0.regions.lend(start, bytes, owner)
     }
 
     /// Ends all: transfers under way fail, here and at the peers; registrations end. Idempotent. Those that are to end well

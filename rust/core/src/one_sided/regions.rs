@@ -160,26 +160,19 @@ impl Regions {
         if let Some(region) = same {
             return Ok(region.clone());
         }
-        let region = Region(Arc::new(Registered {
-            id,
-            port: self.port,
-            start,
-            bytes,
-            state: Mutex::new(State {
-                is_registered: true,
-                uses: 0,
-                owner: Some(owner),
-            }),
-            unused: Condvar::new(),
-        }));
+        let region = self.region(id, (start, bytes), owner);
         table.insert(id, region.clone());
         Ok(region)
     }
 
     /// A region for one transfer of this process alone: no peer can name it.
     pub(super) fn lend(&self, start: usize, bytes: usize, owner: Owner) -> Region {
+        self.region([0; 16], (start, bytes), owner)
+    }
+
+    fn region(&self, id: [u8; 16], (start, bytes): (usize, usize), owner: Owner) -> Region {
         Region(Arc::new(Registered {
-            id: [0; 16],
+            id,
             port: self.port,
             start,
             bytes,

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use self::meeting::Exposed;
 use self::peer::{Peer, SIGNALS, closed};
-use self::state::Shared;
+use self::state::{Shared, Way};
 pub use self::transfer::Transfer;
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
@@ -46,8 +46,11 @@ use crate::error::{Code, Error, Result};
 use crate::fork::Own;
 use crate::interrupts::SLICE;
 use crate::locks::Mutex;
-use crate::one_sided::{self, Owner, Port, RemoteRegion};
+use crate::one_sided::{self, Owner};
 use crate::types::{DataType, Rank};
+
+/// A longer time is as good as for ever.
+const AGES: Duration = Duration::from_secs(1 << 30);
 
 /// Memory that each rank of a group exposes to the others. Dropping it [closes](Window::close) it.
 pub struct Window(Own<Arc<Shared>>);
@@ -207,31 +210,30 @@ impl Window {
         (source, bytes): (*const u8, usize),
         owner: Owner,
     ) -> Result<Option<Transfer>> {
-        let it = &self.0;
-        it.check_usable()?;
-        let (place, peer) = it.span(to, offset, bytes, "put to")?;
-        let blame = |error| it.blame(error, place, &format!("put to rank {to}, {bytes} bytes"));
-        if place == it.comm.rank() {
-            let target = std::ptr::with_exposed_provenance_mut::<u8>(it.start + offset);
-            // SAFETY: `span` has found it inside; the caller promises the rest.
-            unsafe { std::ptr::copy(source, target, bytes) };
-            return Ok(None);
-        }
-        it.look_for_losses().map_err(blame)?;
-        if let Some((near, held)) = peer.mapped() {
-            if !near.end.begin_writing() {
-                return Err(blame(closed(&it.name(place))));
+        let (place, way) = self.0.way("put to", to, offset, bytes)?;
+        match way {
+            Way::Own(target) => {
+                // SAFETY: it has that many bytes; the caller promises the rest.
+                unsafe { std::ptr::copy(source, target, bytes) };
+                Ok(None)
             }
-            // SAFETY: the caller promises it of the source, and that the ranks agree on the bytes of `to`.
-            unsafe { held.put(offset, source, bytes) };
-            near.end.end_writing();
-            return Ok(None);
+            Way::Mapped(near, held) => {
+                if !near.end.begin_writing() {
+                    return Err(self.0.closed(place, "put to", bytes));
+                }
+                // SAFETY: the caller promises it of the source, and that the ranks agree on the bytes of `to`.
+                unsafe { held.put(offset, source, bytes) };
+                near.end.end_writing();
+                Ok(None)
+            }
+            Way::Far => {
+                Transfer::start(&self.0, place, ("put to", offset, bytes), |port, remote| {
+                    // SAFETY: as the caller promises.
+                    let local = unsafe { port.lend(source.expose_provenance(), bytes, owner) };
+                    port.write(&local, 0..bytes, remote, None)
+                })
+            }
         }
-        let begin = |port: &Port, remote: &RemoteRegion| {
-            // SAFETY: as the caller promises.
-            unsafe { port.write_from((source, bytes), owner, remote, None) }
-        };
-        Transfer::start(it, place, ("put to", offset, bytes), begin)
     }
 
     /// Reads `bytes` bytes of the memory of rank `from`, from `offset` on, into `target`, as [`Window::put`] writes.
@@ -248,36 +250,32 @@ impl Window {
         (target, bytes): (*mut u8, usize),
         owner: Owner,
     ) -> Result<Option<Transfer>> {
-        let it = &self.0;
-        it.check_usable()?;
-        let (place, peer) = it.span(from, offset, bytes, "get from")?;
-        let blame = |error| {
-            it.blame(
-                error,
-                place,
-                &format!("get from rank {from}, {bytes} bytes"),
-            )
-        };
-        if place == it.comm.rank() {
-            let source = std::ptr::with_exposed_provenance::<u8>(it.start + offset);
-            // SAFETY: `span` has found it inside; the caller promises the rest.
-            unsafe { std::ptr::copy(source, target, bytes) };
-            return Ok(None);
-        }
-        it.look_for_losses().map_err(blame)?;
-        if let Some((near, held)) = peer.mapped() {
-            if near.end.is_closed() {
-                return Err(blame(closed(&it.name(place))));
+        let (place, way) = self.0.way("get from", from, offset, bytes)?;
+        match way {
+            Way::Own(source) => {
+                // SAFETY: it has that many bytes; the caller promises the rest.
+                unsafe { std::ptr::copy(source, target, bytes) };
+                Ok(None)
             }
-            // SAFETY: the caller promises it of the target.
-            unsafe { held.get(offset, target, bytes) };
-            return Ok(None);
+            Way::Mapped(near, held) => {
+                if near.end.is_closed() {
+                    return Err(self.0.closed(place, "get from", bytes));
+                }
+                // SAFETY: the caller promises it of the target.
+                unsafe { held.get(offset, target, bytes) };
+                Ok(None)
+            }
+            Way::Far => Transfer::start(
+                &self.0,
+                place,
+                ("get from", offset, bytes),
+                |port, remote| {
+                    // SAFETY: as the caller promises.
+                    let local = unsafe { port.lend(target.expose_provenance(), bytes, owner) };
+                    port.read(&local, 0..bytes, remote, None)
+                },
+            ),
         }
-        let begin = |port: &Port, remote: &RemoteRegion| {
-            // SAFETY: as the caller promises.
-            unsafe { port.read_into((target, bytes), owner, remote, None) }
-        };
-        Transfer::start(it, place, ("get from", offset, bytes), begin)
     }
 
     /// Signals to rank `to`, which waits by [`wait_signal`](Window::wait_signal), once for each signal. All that this rank has
@@ -332,16 +330,19 @@ impl Window {
         it.check_usable()?;
         let place = it.place(from)?;
         let blame = |error| it.blame(error, place, &format!("wait_signal of rank {from}"));
-        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
+        let mut slice = patience.map_or(SLICE, |patience| patience.min(SLICE));
+        let mut until = None;
         loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let slice = left.map_or(SLICE, |left| left.min(SLICE));
-            let taken = it.peers[place].take_signal(&it.comm, place, Some(slice));
+            let taken = it.peers[place].take_signal(&it.comm, place, slice);
             if taken.map_err(blame)? {
                 return Ok(true);
             }
             it.check_parent().map_err(blame)?;
-            if left.is_some_and(|left| left <= slice) {
+            let Some(patience) = patience else { continue };
+            // A wait that is short reads no clock.
+            let until = *until.get_or_insert_with(|| Instant::now() + (patience - slice).min(AGES));
+            slice = SLICE.min(until.saturating_duration_since(Instant::now()));
+            if slice.is_zero() {
                 return Ok(false);
             }
         }
@@ -468,16 +469,20 @@ impl Window {
 
     /// Ends the use of this rank's memory by others, and of theirs by this one: what is under way fails. Idempotent. To end it
     /// well, all ranks call [`fence`](Window::fence) before.
-    pub fn close(&self) {
-        if self.0.is_here() {
-            self.0.close();
+    ///
+    /// # Errors
+    /// `Timeout` when a transfer of another rank still uses the memory after half a second. Its owner is kept until that ends.
+    pub fn close(&self) -> Result<()> {
+        match self.0.is_here() {
+            true => self.0.close(),
+            false => Ok(()),
         }
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        self.close();
+        let _ = self.close();
     }
 }
 

@@ -119,24 +119,18 @@ const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 pub(super) const SIGNALS: u64 = 0;
 
 impl Peer {
-    /// Takes a signal of this rank, which is number `place` of `comm`; waits for one, for at most `patience`. Returns whether
+    /// Takes a signal of this rank, which is number `place` of `comm`; waits for one, for about `patience`. Returns whether
     /// there was one.
     pub(super) fn take_signal(
         &self,
         comm: &Communicator,
         place: usize,
-        patience: Option<Duration>,
+        patience: Duration,
     ) -> Result<bool> {
-        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
         let mut taken = self.turn.state.lock();
         while taken.is_awaited {
-            match until {
-                Some(until) => {
-                    if self.turn.is_free.wait_until(&mut taken, until).timed_out() {
-                        return Ok(false);
-                    }
-                }
-                None => self.turn.is_free.wait(&mut taken),
+            if self.turn.is_free.wait_for(&mut taken, patience).timed_out() {
+                return Ok(false);
             }
         }
         if let Some(near) = &self.near
@@ -151,8 +145,8 @@ impl Peer {
         let mut mine = *taken;
         drop(taken);
         let result = match &self.near {
-            Some(near) => near.wait(comm, place, until, &mut mine),
-            None => receive(comm, place, until),
+            Some(near) => near.wait(comm, place, patience, &mut mine),
+            None => receive(comm, place, patience),
         };
         *self.turn.state.lock() = Taken {
             is_awaited: false,
@@ -169,7 +163,7 @@ impl Near {
         &self,
         comm: &Communicator,
         place: usize,
-        until: Option<Instant>,
+        patience: Duration,
         taken: &mut Taken,
     ) -> Result<bool> {
         let end = &self.end;
@@ -181,7 +175,7 @@ impl Near {
                 taken.owed += u32::from(!end.disarm());
                 break;
             }
-            let message = receive(comm, place, until);
+            let message = receive(comm, place, patience);
             // Another one may have come first that was owed from before.
             taken.owed += u32::from(!end.disarm());
             let has_come = message?;
@@ -196,10 +190,9 @@ impl Near {
     }
 }
 
-/// Receives a message of a signal, if one comes until then.
-fn receive(comm: &Communicator, place: usize, until: Option<Instant>) -> Result<bool> {
-    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-    if comm.probe(Some(place), SIGNALS, left)?.is_none() {
+/// Receives a message of a signal, if one comes within that time.
+fn receive(comm: &Communicator, place: usize, patience: Duration) -> Result<bool> {
+    if comm.probe(Some(place), SIGNALS, Some(patience))?.is_none() {
         return Ok(false);
     }
     comm.receive_slice::<u8>(&mut [], Some(place), SIGNALS)?;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::peer::{Near, Peer};
+use super::peer::{Near, Peer, closed};
 use super::words::End;
 use crate::communicator::Communicator;
 use crate::engine::{Group, Mask};
@@ -36,6 +36,15 @@ pub(super) struct Shared {
     pub(super) looked: AtomicU64,
     /// The loss of a rank, which the group may not know of yet.
     pub(super) failure: OnceLock<Error>,
+}
+
+/// A way to bytes of a rank.
+pub(super) enum Way<'a> {
+    /// They are this rank's own, from there on.
+    Own(*mut u8),
+    Mapped(&'a Near, &'a heap::Held),
+    /// Through a port.
+    Far,
 }
 
 impl Peer {
@@ -89,24 +98,46 @@ impl Shared {
         error
     }
 
-    /// The rank at `place`, in whose memory these bytes lie.
-    pub(super) fn span(
+    /// The place of a rank, and the way to `bytes` bytes of its memory from `offset` on.
+    pub(super) fn way(
         &self,
+        what: &str,
         rank: Rank,
         offset: usize,
         bytes: usize,
-        what: &str,
-    ) -> Result<(usize, &Arc<Peer>)> {
+    ) -> Result<(usize, Way<'_>)> {
+        self.check_usable()?;
         let place = self.place(rank)?;
         let peer = &self.peers[place];
-        match offset.checked_add(bytes) {
-            Some(end) if end <= peer.bytes => Ok((place, peer)),
-            _ => Err(Error::invalid(format!(
+        if offset.checked_add(bytes).is_none_or(|end| end > peer.bytes) {
+            return Err(Error::invalid(format!(
                 "{bytes} bytes at offset {offset} do not lie in the {} bytes that rank {rank} exposes",
                 peer.bytes
             ))
-            .with_operation(format!("{what} rank {rank}"))),
+            .with_operation(format!("{what} rank {rank}")));
         }
+        if place == self.comm.rank() {
+            let start = std::ptr::with_exposed_provenance_mut(self.start + offset);
+            return Ok((place, Way::Own(start)));
+        }
+        self.look_for_losses()
+            .map_err(|error| self.blame_for(error, place, what, bytes))?;
+        Ok(match peer.mapped() {
+            Some((near, held)) => (place, Way::Mapped(near, held)),
+            None => (place, Way::Far),
+        })
+    }
+
+    /// The error of an operation with bytes of a rank that has closed its window.
+    #[cold]
+    pub(super) fn closed(&self, place: usize, what: &str, bytes: usize) -> Error {
+        self.blame_for(closed(&self.name(place)), place, what, bytes)
+    }
+
+    #[cold]
+    fn blame_for(&self, error: Error, place: usize, what: &str, bytes: usize) -> Error {
+        let operation = format!("{what} rank {}, {bytes} bytes", self.number(place));
+        self.blame(error, place, &operation)
     }
 
     /// Refuses to go on when the window is closed, or the group has failed.
@@ -177,9 +208,9 @@ impl Shared {
         }
     }
 
-    pub(super) fn close(&self) {
+    pub(super) fn close(&self) -> Result<()> {
         if self.is_closed.swap(true, Ordering::Relaxed) {
-            return;
+            return Ok(());
         }
         let near: Vec<_> = self
             .peers
@@ -191,10 +222,8 @@ impl Shared {
             near.iter().map(|near| (&near.end, &near.is_gone)),
             (self.start, bytes),
         );
-        if let Some(port) = &self.port {
-            // Memory in use is kept until it is not.
-            let _ = port.close(WRITERS_PATIENCE);
-        }
+        let port = self.port.as_ref();
+        let unused = port.map_or(Ok(()), |port| port.close(WRITERS_PATIENCE));
         let viewers = near
             .iter()
             .map(|near| (near.end.clone(), Arc::clone(&near.is_gone)));
@@ -207,6 +236,7 @@ impl Shared {
         for far in self.peers.iter().filter_map(|peer| peer.far.as_ref()) {
             drop(far.port.lock().take());
         }
+        unused
     }
 }
 

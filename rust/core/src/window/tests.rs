@@ -49,7 +49,7 @@ impl Player {
     }
 
     fn number(&self, at: usize) -> u32 {
-        // SAFETY: it lies in the memory; tests look when nobody writes it.
+        // SAFETY: it lies in the memory; tests look when no rank writes to it.
         unsafe { self.numbers.add(at).read_volatile() }
     }
 
@@ -250,8 +250,8 @@ fn the_memory_of_a_closed_window_is_left_alone() {
             let window = &player.window;
             window.fence().unwrap();
             if player.comm.rank() == 0 {
-                window.close();
-                window.close();
+                window.close().unwrap();
+                window.close().unwrap();
                 assert_eq!(window.signal(1).unwrap_err().code, Code::InvalidArgument);
                 // The other rank has tried.
                 player.comm.receive_slice(&mut [0_u8], Some(1), 0).unwrap();
@@ -305,7 +305,7 @@ fn memory_stays_as_long_as_another_rank_has_a_view_of_it() {
                 .collect()
         });
         let view = keeps.then(|| windows[0].view(1).unwrap());
-        windows.iter().for_each(Window::close);
+        windows.iter().for_each(|window| window.close().unwrap());
         let is_gone = |rank: usize| gone[rank].load(std::sync::atomic::Ordering::Acquire);
         // Another test that lets go of memory may have it for a moment.
         let goes = |rank: usize| {

@@ -299,8 +299,10 @@ impl Request {
         };
         let all = all.ok_or_else(|| self.too_much())?;
         Ok(match self.collective {
-            // Rank 0 gets nothing.
-            Collective::Exscan if rank == 0 => (Optional(own), Optional(own)),
+            // Rank 0 gets nothing, and gives what it has in either.
+            Collective::Exscan if rank == 0 && (self.input.is_some() || own == 0) => {
+                (Optional(own), Optional(own))
+            }
             Collective::AllReduce | Collective::Scan | Collective::Exscan => {
                 (Optional(own), Exactly(own))
             }
