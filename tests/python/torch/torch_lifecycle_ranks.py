@@ -23,7 +23,7 @@ from torch import nn
 
 STEPS = 6
 DIES_BEFORE = 3
-ROUNDS = 500
+ROUNDS = 300
 WARM_UP = 100
 
 
