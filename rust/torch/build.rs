@@ -49,7 +49,13 @@ fn compile() -> Result<(), String> {
         .flag(torch.join("include"))
         .flag("-isystem")
         .flag(torch.join("include/torch/csrc/api/include"))
-        .flag_if_supported("-Wno-deprecated-declarations")
+        .flag_if_supported("-Wno-deprecated-declarations");
+    // Lines are all that a profile or a backtrace needs, and cargo does not say that they are all it asks for. Descriptions of
+    // what torch's headers declare would take as long to write as everything else.
+    if env::var("DEBUG").is_ok_and(|debug| debug != "false") {
+        bridge.flag("-g1");
+    }
+    bridge
         .file(csrc.join("unisono.cpp"))
         .file(csrc.join("old_runtime.cpp"))
         .compile("unisono_torch");
