@@ -123,6 +123,8 @@ pub mod window;
 
 pub use communicator::{Candidate, Communicator, Work};
 pub use engine::pricing::costs_here;
+#[cfg(feature = "simulate")]
+pub use engine::simulate;
 pub use engine::{Completion, PointToPoint, Received, Request, Sizes, wait_for_threads};
 pub use fork::PerProcess;
 #[cfg(feature = "async")]

@@ -71,7 +71,8 @@ impl World {
             found.reached.extend(algorithm.map(ToString::to_string));
         }
         drop(core);
-        if is_dead {
+        // Links that were asked for may be slow.
+        if is_dead || self.is_asked() {
             return;
         }
         let limit = self.limit(player.team);

@@ -36,14 +36,20 @@ pub(super) fn groups(scenario: &Scenario, clock: &Clock) -> Result<Vec<Arc<Group
     let topology = Topology::from_hosts(&scenario.hosts, 2);
     let staff = Arc::new(RuntimeThreads::not_started()?);
     let key = GroupKey::unconnected()?;
+    // The choice of an algorithm must not depend on how fast this machine is.
+    let mut costs = Costs::TYPICAL;
+    if let Some(asked) = scenario.asked {
+        costs.remote_latency = asked.latency.as_secs_f64();
+        costs.remote_byte = asked.byte;
+    }
+    let costs = costs.rounded(2).costs();
     let group = |rank| {
         let membership = Membership {
             members: members.clone(),
             key: key.clone(),
             endpoint: Mutex::new(None),
             topology: topology.clone(),
-            // The choice of an algorithm must not depend on how fast this machine is.
-            costs: Costs::TYPICAL.rounded(2).costs(),
+            costs,
             local_groups: None,
         };
         let surroundings = Surroundings {
@@ -73,13 +79,18 @@ pub(super) fn connect(
                     let (a, b) = local::pair(ring).expect("memory");
                     [Box::new(a), Box::new(b)]
                 } else {
-                    let seats = [first + lower, first + upper];
-                    let ends = seats.map(|seat| (seat, conditions(random)));
+                    let ends = [lower, upper].map(|rank| {
+                        let conditions = match scenario.asked {
+                            Some(asked) => asked.conditions(scenario.hosts[rank]),
+                            None => conditions(random),
+                        };
+                        (first + rank, conditions)
+                    });
                     let [a, b] = fabric.link(ends);
                     [Box::new(a), Box::new(b)]
                 };
                 for (rank, peer, link) in [(lower, upper, a), (upper, lower, b)] {
-                    let takes = match random.once_in(4) {
+                    let takes = match scenario.asked.is_none() && random.once_in(4) {
                         true => Duration::from_nanos(random.length(50_000_000) as u64),
                         false => Duration::ZERO,
                     };
@@ -96,8 +107,9 @@ pub(super) fn connect(
 fn conditions(random: &mut Random) -> Conditions {
     Conditions {
         latency: Duration::from_nanos(1_000 + random.length(2_000_000) as u64),
-        nanoseconds: random.length(50) as u64,
+        picoseconds: 1000 * random.length(50) as u64,
         buffer: 1024 + random.length(200_000),
         at_once: random.pick(&[1 << 20, 1 << 20, 4096, 100, 33]),
+        host: None,
     }
 }

@@ -36,6 +36,9 @@ mod player;
 mod program;
 pub(in crate::engine) mod random;
 mod scenario;
+#[cfg(feature = "simulate")]
+pub mod simulate;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
@@ -55,12 +58,16 @@ use self::scenario::{Fault, Scenario};
 use crate::engine::clock::Clock;
 use crate::engine::links::LinkTable;
 use crate::engine::state::Mail;
+use crate::error::Result;
 use crate::heap;
 use crate::transport::{Link, local};
 use crate::types::Rank;
 
 /// Turns after which a world that still moves is taken to move for ever.
 const TURNS: usize = 500_000;
+
+/// The time of a rank's turn in a world that is asked for.
+const TURN: Duration = Duration::from_nanos(500);
 
 /// Turns in which a rank neither moves nor sleeps, one after the other: more are a wait that keeps a core busy.
 const IDLE_TURNS: usize = 100;
@@ -143,23 +150,28 @@ impl World {
         let mut random = Random::new(seed);
         let mut whole = Scenario::new(&mut random);
         let part = random.once_in(5).then(|| whole.part(&mut random));
-        let teams: Vec<Scenario> = [whole].into_iter().chain(part).collect();
+        let teams = [whole].into_iter().chain(part).collect();
+        Self::of(teams, random, is_told).expect("descriptors")
+    }
+
+    fn of(teams: Vec<Scenario>, mut random: Random, is_told: bool) -> Result<Self> {
         let clock = Clock::simulated();
         let start = clock.now();
         let fabric = Fabric::new(clock.clone(), random.next());
         let (mut players, mut opening) = (Vec::new(), Vec::new());
         for (team, scenario) in teams.iter().enumerate() {
-            let groups = making::groups(scenario, &clock).expect("descriptors");
+            let groups = making::groups(scenario, &clock)?;
             let seats = (&groups[..], players.len());
             let links = making::connect(seats, scenario, &fabric, (&mut random, start));
             opening.extend(links);
             let ranks = groups.into_iter().enumerate();
             players.extend(ranks.map(|(rank, group)| {
                 let place = (team, rank, scenario.processes[rank]);
-                Player::new(place, group, random.once_in(2), start)
+                let leads = scenario.asked.is_some() || random.once_in(2);
+                Player::new(place, group, leads, start)
             }));
         }
-        Self {
+        Ok(Self {
             players,
             story: is_told.then(|| format!("{teams:#?}\n")),
             teams,
@@ -170,7 +182,12 @@ impl World {
             opening,
             faults: Vec::new(),
             reached: BTreeSet::new(),
-        }
+        })
+    }
+
+    /// Whether nothing happens in it that was not asked for.
+    fn is_asked(&self) -> bool {
+        self.teams[0].asked.is_some()
     }
 
     /// The program of this seat's team.
@@ -192,7 +209,8 @@ impl World {
     }
 
     fn run(&mut self) {
-        for _ in 0..TURNS {
+        let turns = if self.is_asked() { 400 * TURNS } else { TURNS };
+        for _ in 0..turns {
             self.strike();
             self.open();
             let now = self.clock.now();
@@ -214,7 +232,10 @@ impl World {
             if !self.faults.is_empty() {
                 return;
             }
-            let takes = Duration::from_nanos(self.random.below(2_000) as u64);
+            let takes = match self.is_asked() {
+                true => TURN,
+                false => Duration::from_nanos(self.random.below(2_000) as u64),
+            };
             self.clock.advance(now + takes);
         }
         self.faults.push("it moves for ever".into());
