@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::link::SimulatedLink;
 use self::socket::Cable;
-use super::Seat;
 use super::random::Random;
+use super::scenario::Seat;
 use crate::engine::clock::Clock;
 use crate::locks::Mutex;
 use crate::transport::{Interest, Notice, Position};

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Seat;
 use super::fabric::{Conditions, Fabric};
 use super::random::Random;
-use super::scenario::Scenario;
+use super::scenario::{Asked, Scenario, Seat};
 use crate::config::Config;
 use crate::engine::clock::Clock;
 use crate::engine::drive::threads::RuntimeThreads;
@@ -81,7 +80,7 @@ pub(super) fn connect(
                 } else {
                     let ends = [lower, upper].map(|rank| {
                         let conditions = match scenario.asked {
-                            Some(asked) => asked.conditions(scenario.hosts[rank]),
+                            Some(asked) => asked_for(asked, scenario.hosts[rank]),
                             None => conditions(random),
                         };
                         (first + rank, conditions)
@@ -111,5 +110,18 @@ fn conditions(random: &mut Random) -> Conditions {
         buffer: 1024 + random.length(200_000),
         at_once: random.pick(&[1 << 20, 1 << 20, 4096, 100, 33]),
         host: None,
+    }
+}
+
+/// The properties of a link from this host, where somebody has asked for them.
+fn asked_for(asked: Asked, host: usize) -> Conditions {
+    let under_way = asked.latency.as_secs_f64() / asked.byte;
+    Conditions {
+        latency: asked.latency,
+        picoseconds: (asked.byte * 1e12) as u64,
+        // As systems have it: twice the bytes that are under way at the full rate.
+        buffer: (4 << 20).max(2 * under_way as usize),
+        at_once: usize::MAX,
+        host: Some(host),
     }
 }

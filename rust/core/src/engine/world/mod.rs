@@ -51,10 +51,9 @@ use std::time::{Duration, Instant};
 use rustix::net::{Shutdown, shutdown};
 
 use self::fabric::Fabric;
-use self::judge::Found;
 use self::player::{Player, Stage};
 use self::random::Random;
-use self::scenario::{Fault, Scenario};
+use self::scenario::{Fault, Scenario, Seat};
 use crate::engine::clock::Clock;
 use crate::engine::links::LinkTable;
 use crate::engine::state::Mail;
@@ -82,9 +81,6 @@ fn cut(link: &dyn Link) {
 /// Part of the names of files that the heap keeps.
 const SEGMENT: &str = "memfd:unisono heap";
 
-/// The place of a player in its world: all ranks of the first team, then those of the second.
-type Seat = usize;
-
 /// A world under way.
 struct World {
     /// The group of all processes, and in some worlds a group of a part of them.
@@ -102,6 +98,16 @@ struct World {
     reached: BTreeSet<String>,
     /// The events, for those who replay a seed.
     story: Option<String>,
+}
+
+/// The outcome of a seed.
+#[derive(Debug, Default)]
+struct Found {
+    /// Everything that should not be.
+    faults: Vec<String>,
+    /// Marks of what has been reached.
+    reached: BTreeSet<String>,
+    story: String,
 }
 
 /// Makes the world of `seed`, and lets it run until all is quiet. The process does nothing else meanwhile.

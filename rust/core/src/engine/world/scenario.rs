@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use super::fabric::Conditions;
 use super::masked::Numbers;
 use super::program::{Step, Style};
 use super::random::Random;
 use crate::plan::Algorithm;
 use crate::types::Rank;
+
+/// The place of a rank in its world: all ranks of the first team, then those of the second.
+pub(super) type Seat = usize;
 
 /// How long an operation may take, in seconds.
 pub(super) const TIMEOUT: u64 = 20;
@@ -38,21 +40,6 @@ pub(super) struct Asked {
     pub(super) latency: Duration,
     /// Seconds for a byte out of a host.
     pub(super) byte: f64,
-}
-
-impl Asked {
-    /// The properties of a link from this host.
-    pub(super) fn conditions(self, host: usize) -> Conditions {
-        let under_way = self.latency.as_secs_f64() / self.byte;
-        Conditions {
-            latency: self.latency,
-            picoseconds: (self.byte * 1e12) as u64,
-            // As systems have it: twice the bytes that are under way at the full rate.
-            buffer: (4 << 20).max(2 * under_way as usize),
-            at_once: usize::MAX,
-            host: Some(host),
-        }
-    }
 }
 
 /// The one thing that goes wrong, if anything does.
