@@ -67,5 +67,5 @@ pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
 pub(crate) use work::WorkState;
 pub use work::{Completion, PointToPoint, Received};
-#[cfg(feature = "simulate")]
+#[cfg(any(test, feature = "simulate"))]
 pub use world::simulate;

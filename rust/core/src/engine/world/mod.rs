@@ -36,7 +36,6 @@ mod player;
 mod program;
 pub(in crate::engine) mod random;
 mod scenario;
-#[cfg(feature = "simulate")]
 pub mod simulate;
 #[cfg(test)]
 mod tests;

@@ -256,3 +256,67 @@ impl World {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    fn job(ranks: usize, event: Option<Event>) -> Job {
+        let call = Asks {
+            collective: Collective::AllReduce,
+            bytes: 1 << 20,
+            root: 0,
+        };
+        Job {
+            hosts: (0..ranks).collect(),
+            latency: Duration::from_micros(20),
+            rate: 1e9,
+            calls: vec![call; 2],
+            event,
+            settings: vec![("algorithm".to_owned(), "ring".to_owned())],
+            seed: 0,
+        }
+    }
+
+    #[test]
+    fn a_ring_takes_the_time_of_the_wire() {
+        let report = simulate(&job(4, None)).expect("a report");
+        for calls in &report.ranks {
+            assert_eq!(calls.len(), 2);
+            assert_eq!(calls[0].algorithm, Some("ring"));
+            assert!(calls.iter().all(|call| call.error.is_none()));
+            // Six steps of a quarter, at 1 GB/s.
+            let micros = calls[0].ended.expect("its end").as_micros();
+            assert!((1573..1900).contains(&micros), "{micros} us");
+        }
+    }
+
+    #[test]
+    fn a_death_between_two_steps_of_a_ring_reaches_all() {
+        let at = Duration::from_micros(500);
+        let report = simulate(&job(8, Some(Event::Dies(3, at)))).expect("a report");
+        for (rank, calls) in report.ranks.iter().enumerate() {
+            assert_eq!(calls.len(), 1);
+            if rank == 3 {
+                assert_eq!(calls[0].ended, None);
+                continue;
+            }
+            let error = calls[0].error.as_ref().expect("an error");
+            assert_eq!((error.code, error.peer), (Code::PeerLost, Some(3)));
+            assert!(calls[0].ended.is_some_and(|end| end > at && end < 3 * at));
+        }
+    }
+
+    #[test]
+    fn a_job_that_cannot_be_is_refused() {
+        let refused = |job: &Job| simulate(job).expect_err("it cannot be").message;
+        assert!(refused(&job(1, None)).contains("2 to 64"));
+        assert!(refused(&job(2, Some(Event::Skips(0, 2)))).contains("no call 2"));
+        let without_rate = Job {
+            rate: 0.0,
+            ..job(2, None)
+        };
+        assert!(refused(&without_rate).contains("0 bytes a second"));
+    }
+}
