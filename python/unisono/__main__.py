@@ -32,6 +32,7 @@ COMMANDS = {
     "bench": ("how fast the operations are here, with checked results", "_bench"),
     "chaos": ("jobs whose ranks are killed and whose connections break", "_chaos"),
     "explain": ("the algorithm that a group would take for a call, and why", "_explain"),
+    "simulate": ("a job that is not run, in time, and what a fault would do", "_simulate"),
     "completion": ("a script by which a shell completes this command", "_completion"),
     "build-torch": ("build for a torch that this installation lacks", None),
     "settings": ("print the table of settings, as Markdown", None),

@@ -97,6 +97,17 @@ def _explain(
     latency: float | None = None,
     rate: float | None = None,
 ) -> dict[str, Any]: ...
+def _simulate(
+    hosts: Sequence[int],
+    calls: Sequence[tuple[str, int, int]],
+    *,
+    latency: float,
+    rate: float,
+    event: tuple[str, int, float, float] | None,
+    settings: Sequence[tuple[str, str]],
+    seed: int,
+) -> dict[str, Any]: ...
+def _world(seed: int) -> str: ...
 def launch(
     arguments: Sequence[str | PathLike[str]],
     *,

@@ -80,6 +80,8 @@
 //!     sum.await
 //! }
 //! ```
+//!
+//! With the feature `simulate` jobs that are not run show their calls in time, and the effect of a fault (`simulate`).
 
 // The example of the crate's page is compiled.
 #[cfg(doctest)]
@@ -123,6 +125,8 @@ pub mod window;
 
 pub use communicator::{Candidate, Communicator, Work};
 pub use engine::pricing::costs_here;
+#[cfg(any(test, feature = "simulate"))]
+pub use engine::simulate;
 pub use engine::{Completion, PointToPoint, Received, Request, Sizes, wait_for_threads};
 pub use fork::PerProcess;
 #[cfg(feature = "async")]

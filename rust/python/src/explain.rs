@@ -22,7 +22,7 @@ const MOST_SIMULATED: usize = 200_000;
 const MOST_TOLD: usize = 20_000;
 
 /// The named one of `all`, or a `ValueError` that names them.
-fn named<T: Copy>(
+pub(crate) fn named<T: Copy>(
     what: &str,
     name: &str,
     all: &[T],

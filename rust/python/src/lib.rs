@@ -30,6 +30,7 @@ mod reductions;
 mod rooted;
 mod running;
 mod settings;
+mod simulate;
 mod window;
 mod work;
 
@@ -48,6 +49,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     joined::add_to(module)?;
     settings::add_to(module)?;
     explain::add_to(module)?;
+    simulate::add_to(module)?;
     heap::add_to(module)?;
     launch::add_to(module)?;
     one_sided::add_to(module)?;

@@ -63,6 +63,7 @@ LINES = [
     ("unisono bench --json run", "unisono bench --json run.json "),
     ("unisono bench all", {"all_reduce", "all_gather", "all_to_all", "all"}),
     ("unisono explain red", {"reduce", "reduce_scatter"}),
+    ("unisono simulate --d", {"--dies", "--dark"}),
     ("unisono trace report tra", "unisono trace report traces/"),
     ("unisono trace ", {"merge", "report"}),
 ]

@@ -4,9 +4,9 @@
 //! (`crate::engine::world`). Files that wait for a group, or make its connections, ask the system; `tests/rust/layers.rs`
 //! has their names.
 
-#[cfg(test)]
+#[cfg(any(test, feature = "simulate"))]
 use std::sync::Arc;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulate"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 pub(crate) enum Clock {
     #[default]
     System,
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulate"))]
     Simulated(Arc<SimulatedTime>),
 }
 
 /// A time that moves when it is told to.
-#[cfg(test)]
+#[cfg(any(test, feature = "simulate"))]
 #[derive(Debug)]
 pub(crate) struct SimulatedTime {
     start: Instant,
@@ -29,7 +29,7 @@ pub(crate) struct SimulatedTime {
 
 impl Clock {
     /// A clock that stands still until it is [set forward](Clock::advance). Its copies show the same time.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulate"))]
     pub(crate) fn simulated() -> Self {
         Self::Simulated(Arc::new(SimulatedTime {
             start: Instant::now(),
@@ -41,7 +41,7 @@ impl Clock {
     pub(crate) fn now(&self) -> Instant {
         match self {
             Self::System => Instant::now(),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "simulate"))]
             Self::Simulated(time) => {
                 time.start + Duration::from_nanos(time.nanoseconds.load(Ordering::Relaxed))
             }
@@ -54,13 +54,13 @@ impl Clock {
         self.now().saturating_duration_since(earlier)
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulate"))]
     pub(crate) fn is_simulated(&self) -> bool {
         matches!(self, Self::Simulated(_))
     }
 
     /// Sets a simulated clock forward to `moment`. It never goes back.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulate"))]
     pub(crate) fn advance(&self, moment: Instant) {
         if let Self::Simulated(time) = self {
             let passed = moment.saturating_duration_since(time.start);

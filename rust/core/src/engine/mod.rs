@@ -50,7 +50,7 @@ mod timeline;
 mod traffic;
 mod waits;
 mod work;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulate"))]
 mod world;
 
 pub(crate) use collective::header::Fingerprint;
@@ -67,3 +67,5 @@ pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
 pub(crate) use work::WorkState;
 pub use work::{Completion, PointToPoint, Received};
+#[cfg(any(test, feature = "simulate"))]
+pub use world::simulate;

@@ -147,7 +147,7 @@ impl Recorder {
     }
 
     /// The fingerprints of collectives.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulate"))]
     pub(crate) fn fingerprints(&self) -> impl Iterator<Item = Fingerprint> {
         let prints = self.in_order();
         prints.filter_map(|record| record.print.collective().copied())

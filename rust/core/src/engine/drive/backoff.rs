@@ -334,7 +334,7 @@ impl Parker {
     }
 
     /// Whether something has changed, without taking note of it.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulate"))]
     pub(crate) fn is_rung(&self) -> bool {
         let mut epoll = [PollFd::new(&self.epoll, PollFlags::IN)];
         let now = Timespec {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::player::{Player, Running, Sleep, Stage, What};
 use super::program::{Call, Message, Share, Step, Store, share_of_chain};
 use super::random::Random;
-use super::scenario::Fault;
-use super::{IDLE_TURNS, Seat, World};
+use super::scenario::{Fault, Seat};
+use super::{IDLE_TURNS, World};
 use crate::engine::group::end::{LINGER, are_delivered};
 use crate::engine::work::{PointToPoint, WorkState};
 use crate::error::{Code, Result};
@@ -82,7 +82,7 @@ impl World {
             self.begin(seat, step);
         }
         let computes = match self.random.below(6) {
-            0 => Duration::from_nanos(self.random.length(2_000_000_000) as u64),
+            0 if !self.is_asked() => Duration::from_nanos(self.random.length(2_000_000_000) as u64),
             _ => Duration::ZERO,
         };
         self.players[seat].computes_until = Some(self.clock.now() + computes);
@@ -218,12 +218,16 @@ impl World {
 
     fn note_begun(&mut self, seat: Seat, step: usize, begun: Result<Arc<WorkState>>, what: What) {
         match begun {
-            Ok(work) => self.players[seat].running.push(Running {
-                step,
-                work,
-                what,
-                end: None,
-            }),
+            Ok(work) => {
+                let begun = self.clock.now();
+                self.players[seat].running.push(Running {
+                    step,
+                    work,
+                    what,
+                    begun,
+                    end: None,
+                });
+            }
             Err(error) => {
                 self.tell(seat, || format!("is refused: {error}"));
                 // The group fails in this call, or has failed: its memory has been let go.

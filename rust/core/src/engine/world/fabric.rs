@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::link::SimulatedLink;
 use self::socket::Cable;
-use super::Seat;
 use super::random::Random;
+use super::scenario::Seat;
 use crate::engine::clock::Clock;
 use crate::locks::Mutex;
 use crate::transport::{Interest, Notice, Position};
@@ -35,6 +35,8 @@ struct State {
     wires: Vec<Wire>,
     /// Ranks that a link has woken, and when.
     calls: Vec<(Instant, Seat)>,
+    /// When the way out of each host is free.
+    free_at: Vec<Instant>,
 }
 
 /// A link, seen from outside.
@@ -76,11 +78,13 @@ struct End {
 pub(super) struct Conditions {
     pub(super) latency: Duration,
     /// For a byte.
-    pub(super) nanoseconds: u64,
+    pub(super) picoseconds: u64,
     /// Bytes under way at the same time.
     pub(super) buffer: usize,
     /// The most bytes that go or come with one call.
     pub(super) at_once: usize,
+    /// The host of its sender, if all links of that host share one way out.
+    pub(super) host: Option<usize>,
 }
 
 enum Said {
@@ -112,6 +116,7 @@ impl Fabric {
                 random: Random::new(seed),
                 wires: Vec::new(),
                 calls: Vec::new(),
+                free_at: Vec::new(),
             }),
         })
     }
@@ -137,6 +142,10 @@ impl Fabric {
         });
         let mut state = self.state.lock();
         let dials = state.random.below(2);
+        let hosts = ends.iter().filter_map(|end| end.conditions.host);
+        let hosts = hosts.max().map_or(0, |last| last + 1);
+        let hosts = hosts.max(state.free_at.len());
+        state.free_at.resize(hosts, now);
         state.wires.push(Wire {
             ends,
             cables: vec![Cable::new([now; 2])],
@@ -164,6 +173,7 @@ impl Fabric {
             random,
             wires,
             calls,
+            ..
         } = &mut *self.state.lock();
         for wire in wires {
             let has_left = wire.ends.iter().any(|end| end.has_left || end.is_gone);

@@ -1,27 +1,16 @@
 //! The oracles of a world: everything that must hold when all is quiet.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::World;
 use super::player::{Player, Running, Stage, What};
 use super::scenario::{Fault, TIMEOUT};
+use super::{Found, World};
 use crate::error::{Code, Error};
 use crate::plan::Algorithm;
 use crate::types::Rank;
 
 /// How soon every operation has ended after the last call was made, where the fault can be seen.
 const SOON: Duration = Duration::from_secs(4);
-
-/// The outcome of a seed.
-#[derive(Debug, Default)]
-pub(super) struct Found {
-    /// Everything that should not be.
-    pub(super) faults: Vec<String>,
-    /// Marks of what has been reached.
-    pub(super) reached: BTreeSet<String>,
-    pub(super) story: String,
-}
 
 impl World {
     /// Compares what has come of it with what must.
@@ -71,7 +60,8 @@ impl World {
             found.reached.extend(algorithm.map(ToString::to_string));
         }
         drop(core);
-        if is_dead {
+        // Links that were asked for may be slow.
+        if is_dead || self.is_asked() {
             return;
         }
         let limit = self.limit(player.team);

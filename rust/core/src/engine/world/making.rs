@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Seat;
 use super::fabric::{Conditions, Fabric};
 use super::random::Random;
-use super::scenario::Scenario;
+use super::scenario::{Asked, Scenario, Seat};
 use crate::config::Config;
 use crate::engine::clock::Clock;
 use crate::engine::drive::threads::RuntimeThreads;
@@ -36,14 +35,20 @@ pub(super) fn groups(scenario: &Scenario, clock: &Clock) -> Result<Vec<Arc<Group
     let topology = Topology::from_hosts(&scenario.hosts, 2);
     let staff = Arc::new(RuntimeThreads::not_started()?);
     let key = GroupKey::unconnected()?;
+    // The choice of an algorithm must not depend on how fast this machine is.
+    let mut costs = Costs::TYPICAL;
+    if let Some(asked) = scenario.asked {
+        costs.remote_latency = asked.latency.as_secs_f64();
+        costs.remote_byte = asked.byte;
+    }
+    let costs = costs.rounded(2).costs();
     let group = |rank| {
         let membership = Membership {
             members: members.clone(),
             key: key.clone(),
             endpoint: Mutex::new(None),
             topology: topology.clone(),
-            // The choice of an algorithm must not depend on how fast this machine is.
-            costs: Costs::TYPICAL.rounded(2).costs(),
+            costs,
             local_groups: None,
         };
         let surroundings = Surroundings {
@@ -73,13 +78,18 @@ pub(super) fn connect(
                     let (a, b) = local::pair(ring).expect("memory");
                     [Box::new(a), Box::new(b)]
                 } else {
-                    let seats = [first + lower, first + upper];
-                    let ends = seats.map(|seat| (seat, conditions(random)));
+                    let ends = [lower, upper].map(|rank| {
+                        let conditions = match scenario.asked {
+                            Some(asked) => asked_for(asked, scenario.hosts[rank]),
+                            None => conditions(random),
+                        };
+                        (first + rank, conditions)
+                    });
                     let [a, b] = fabric.link(ends);
                     [Box::new(a), Box::new(b)]
                 };
                 for (rank, peer, link) in [(lower, upper, a), (upper, lower, b)] {
-                    let takes = match random.once_in(4) {
+                    let takes = match scenario.asked.is_none() && random.once_in(4) {
                         true => Duration::from_nanos(random.length(50_000_000) as u64),
                         false => Duration::ZERO,
                     };
@@ -96,8 +106,22 @@ pub(super) fn connect(
 fn conditions(random: &mut Random) -> Conditions {
     Conditions {
         latency: Duration::from_nanos(1_000 + random.length(2_000_000) as u64),
-        nanoseconds: random.length(50) as u64,
+        picoseconds: 1000 * random.length(50) as u64,
         buffer: 1024 + random.length(200_000),
         at_once: random.pick(&[1 << 20, 1 << 20, 4096, 100, 33]),
+        host: None,
+    }
+}
+
+/// The properties of a link from this host, where somebody has asked for them.
+fn asked_for(asked: Asked, host: usize) -> Conditions {
+    let under_way = asked.latency.as_secs_f64() / asked.byte;
+    Conditions {
+        latency: asked.latency,
+        picoseconds: (asked.byte * 1e12) as u64,
+        // As systems have it: twice the bytes that are under way at the full rate.
+        buffer: (4 << 20).max(2 * under_way as usize),
+        at_once: usize::MAX,
+        host: Some(host),
     }
 }

@@ -36,6 +36,8 @@ mod player;
 mod program;
 pub(in crate::engine) mod random;
 mod scenario;
+pub mod simulate;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
@@ -48,19 +50,22 @@ use std::time::{Duration, Instant};
 use rustix::net::{Shutdown, shutdown};
 
 use self::fabric::Fabric;
-use self::judge::Found;
 use self::player::{Player, Stage};
 use self::random::Random;
-use self::scenario::{Fault, Scenario};
+use self::scenario::{Fault, Scenario, Seat};
 use crate::engine::clock::Clock;
 use crate::engine::links::LinkTable;
 use crate::engine::state::Mail;
+use crate::error::Result;
 use crate::heap;
 use crate::transport::{Link, local};
 use crate::types::Rank;
 
 /// Turns after which a world that still moves is taken to move for ever.
 const TURNS: usize = 500_000;
+
+/// The time of a rank's turn in a world that is asked for.
+const TURN: Duration = Duration::from_nanos(500);
 
 /// Turns in which a rank neither moves nor sleeps, one after the other: more are a wait that keeps a core busy.
 const IDLE_TURNS: usize = 100;
@@ -74,9 +79,6 @@ fn cut(link: &dyn Link) {
 
 /// Part of the names of files that the heap keeps.
 const SEGMENT: &str = "memfd:unisono heap";
-
-/// The place of a player in its world: all ranks of the first team, then those of the second.
-type Seat = usize;
 
 /// A world under way.
 struct World {
@@ -95,6 +97,16 @@ struct World {
     reached: BTreeSet<String>,
     /// The events, for those who replay a seed.
     story: Option<String>,
+}
+
+/// The outcome of a seed.
+#[derive(Debug, Default)]
+struct Found {
+    /// Everything that should not be.
+    faults: Vec<String>,
+    /// Marks of what has been reached.
+    reached: BTreeSet<String>,
+    story: String,
 }
 
 /// Makes the world of `seed`, and lets it run until all is quiet. The process does nothing else meanwhile.
@@ -143,23 +155,28 @@ impl World {
         let mut random = Random::new(seed);
         let mut whole = Scenario::new(&mut random);
         let part = random.once_in(5).then(|| whole.part(&mut random));
-        let teams: Vec<Scenario> = [whole].into_iter().chain(part).collect();
+        let teams = [whole].into_iter().chain(part).collect();
+        Self::of(teams, random, is_told).expect("descriptors")
+    }
+
+    fn of(teams: Vec<Scenario>, mut random: Random, is_told: bool) -> Result<Self> {
         let clock = Clock::simulated();
         let start = clock.now();
         let fabric = Fabric::new(clock.clone(), random.next());
         let (mut players, mut opening) = (Vec::new(), Vec::new());
         for (team, scenario) in teams.iter().enumerate() {
-            let groups = making::groups(scenario, &clock).expect("descriptors");
+            let groups = making::groups(scenario, &clock)?;
             let seats = (&groups[..], players.len());
             let links = making::connect(seats, scenario, &fabric, (&mut random, start));
             opening.extend(links);
             let ranks = groups.into_iter().enumerate();
             players.extend(ranks.map(|(rank, group)| {
                 let place = (team, rank, scenario.processes[rank]);
-                Player::new(place, group, random.once_in(2), start)
+                let leads = scenario.asked.is_some() || random.once_in(2);
+                Player::new(place, group, leads, start)
             }));
         }
-        Self {
+        Ok(Self {
             players,
             story: is_told.then(|| format!("{teams:#?}\n")),
             teams,
@@ -170,7 +187,12 @@ impl World {
             opening,
             faults: Vec::new(),
             reached: BTreeSet::new(),
-        }
+        })
+    }
+
+    /// Whether nothing happens in it that was not asked for.
+    fn is_asked(&self) -> bool {
+        self.teams[0].asked.is_some()
     }
 
     /// The program of this seat's team.
@@ -192,7 +214,8 @@ impl World {
     }
 
     fn run(&mut self) {
-        for _ in 0..TURNS {
+        let turns = if self.is_asked() { 400 * TURNS } else { TURNS };
+        for _ in 0..turns {
             self.strike();
             self.open();
             let now = self.clock.now();
@@ -214,7 +237,10 @@ impl World {
             if !self.faults.is_empty() {
                 return;
             }
-            let takes = Duration::from_nanos(self.random.below(2_000) as u64);
+            let takes = match self.is_asked() {
+                true => TURN,
+                false => Duration::from_nanos(self.random.below(2_000) as u64),
+            };
             self.clock.advance(now + takes);
         }
         self.faults.push("it moves for ever".into());

@@ -68,6 +68,7 @@ pub(super) struct Running {
     pub(super) step: usize,
     pub(super) work: Arc<WorkState>,
     pub(super) what: What,
+    pub(super) begun: Instant,
     /// Once it has ended: when, and its buffers then.
     pub(super) end: Option<(Instant, Vec<Vec<u8>>)>,
 }

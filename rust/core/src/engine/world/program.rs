@@ -440,12 +440,12 @@ impl Message {
 }
 
 fn encode(dtype: DataType, values: &[u8]) -> Vec<u8> {
-    let encode = |value: &u8| match dtype {
-        DataType::Float32 => f32::from(*value).to_le_bytes().to_vec(),
-        DataType::Int32 => i32::from(*value).to_le_bytes().to_vec(),
-        _ => vec![*value],
-    };
-    values.iter().flat_map(encode).collect()
+    let values = values.iter();
+    match dtype {
+        DataType::Float32 => values.flat_map(|it| f32::from(*it).to_le_bytes()).collect(),
+        DataType::Int32 => values.flat_map(|it| i32::from(*it).to_le_bytes()).collect(),
+        _ => values.copied().collect(),
+    }
 }
 
 /// The memory of one rank's part of a call.

@@ -8,6 +8,9 @@ use super::random::Random;
 use crate::plan::Algorithm;
 use crate::types::Rank;
 
+/// The place of a rank in its world: all ranks of the first team, then those of the second.
+pub(super) type Seat = usize;
+
 /// How long an operation may take, in seconds.
 pub(super) const TIMEOUT: u64 = 20;
 
@@ -20,13 +23,23 @@ pub(super) struct Scenario {
     /// The host of each rank.
     pub(super) hosts: Vec<usize>,
     /// Names and values.
-    pub(super) settings: Vec<(&'static str, String)>,
+    pub(super) settings: Vec<(String, String)>,
     pub(super) steps: Vec<Step>,
     /// Whether a rank waits for the end of a step before it begins the next.
     pub(super) waits: Vec<bool>,
     pub(super) fault: Fault,
     /// The numbers of the ranks, where they are those of a larger group.
     pub(super) numbers: Option<Numbers>,
+    /// The links that were asked for, where a seed does not decide. Nothing then happens that was not asked for.
+    pub(super) asked: Option<Asked>,
+}
+
+/// The links between the hosts of a world that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) latency: Duration,
+    /// Seconds for a byte out of a host.
+    pub(super) byte: f64,
 }
 
 /// The one thing that goes wrong, if anything does.
@@ -102,7 +115,7 @@ impl Scenario {
             true => random.pick(&Algorithm::ALL).name(),
             false => "auto",
         };
-        let settings = vec![
+        let settings = [
             ("algorithm", algorithm.to_owned()),
             ("timeout", TIMEOUT.to_string()),
             (
@@ -113,17 +126,19 @@ impl Scenario {
             // How fast this machine lends decides nothing here.
             ("lend_bytes", random.pick(&["none", "4K", "64K"]).to_owned()),
         ];
+        let settings = settings.map(|(name, value)| (name.to_owned(), value));
         let (steps, waits) = program(random, world, &hosts);
         let fault = Fault::random(random, world, steps.len());
         Self {
             world,
             processes: (0..world).collect(),
             hosts,
-            settings,
+            settings: settings.to_vec(),
             steps,
             waits,
             fault,
             numbers: random.once_in(4).then(|| Numbers::random(random, world)),
+            asked: None,
         }
     }
 
@@ -164,6 +179,7 @@ impl Scenario {
                 .filter(|it| !matches!(it, Fault::Lie { .. }))
                 .unwrap_or(Fault::None),
             numbers: random.once_in(4).then(|| Numbers::random(random, world)),
+            asked: None,
         }
     }
 }

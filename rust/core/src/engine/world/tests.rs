@@ -12,8 +12,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::judge::Found;
-use super::run;
+use super::{Found, run};
 use crate::plan::Algorithm;
 
 /// Seeds of an ordinary run.

@@ -12,8 +12,8 @@ mod socket;
 mod streams;
 pub mod stripes;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "simulate"))]
 pub(crate) use connection::Connection;
 pub use link::TcpLink;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulate"))]
 pub(crate) use socket::Socket;

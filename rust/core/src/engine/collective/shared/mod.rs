@@ -134,7 +134,7 @@ impl SharedMemory {
     }
 
     /// The decisions of the ranks so far, in words.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulate"))]
     pub(crate) fn reached(&self) -> impl Iterator<Item = &'static str> {
         let Decided {
             in_place,

@@ -9,12 +9,15 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::super::random::Random;
-use super::{Conditions, Fabric};
+use super::{Conditions, Fabric, State};
 use crate::transport::cipher::Carrier;
 use crate::transport::tcp::Socket;
 
 /// After this time without an answer a system has sent the same bytes more than once.
 const UNANSWERED: Duration = Duration::from_millis(600);
+
+/// Bytes that arrive together, at the most.
+const SEGMENT: usize = 64 << 10;
 
 /// Two connected sockets.
 pub(super) struct Cable {
@@ -153,16 +156,25 @@ impl Half {
         conditions.buffer.saturating_sub(held + self.lost)
     }
 
-    fn send(&mut self, bytes: &[u8], now: Instant, conditions: Conditions) -> usize {
+    /// Takes what there is room for. `shared`: when the way out of its host is free, if other links go that way, too.
+    fn send(
+        &mut self,
+        bytes: &[u8],
+        now: Instant,
+        (conditions, shared): (Conditions, Option<&mut Instant>),
+    ) -> usize {
         let count = self.room(conditions).min(bytes.len());
         if self.cut_at.is_some() {
             self.lost += count;
-        } else if count > 0 {
-            let takes = Duration::from_nanos(conditions.nanoseconds * count as u64);
-            self.free_at = self.free_at.max(now) + takes;
-            let arrives = self.free_at + conditions.latency;
-            let bytes = bytes[..count].iter().copied().collect();
-            self.stream.push_back((arrives, bytes));
+            return count;
+        }
+        let free_at = shared.unwrap_or(&mut self.free_at);
+        for segment in bytes[..count].chunks(SEGMENT) {
+            let takes = Duration::from_nanos(conditions.picoseconds * segment.len() as u64 / 1000);
+            *free_at = (*free_at).max(now) + takes;
+            let arrives = *free_at + conditions.latency;
+            self.stream
+                .push_back((arrives, segment.iter().copied().collect()));
         }
         count
     }
@@ -208,6 +220,8 @@ struct Seen<'a> {
     this: &'a mut Half,
     peer: &'a mut Half,
     conditions: Conditions,
+    /// When the way out of its host is free, where that is shared.
+    free_at: Option<&'a mut Instant>,
     /// Nothing that it takes arrives.
     is_dark: bool,
     /// The process at the other end has ended.
@@ -229,8 +243,9 @@ impl SimulatedSocket {
 
     fn with<T>(&self, act: impl FnOnce(Seen<'_>) -> T) -> T {
         let now = self.fabric.clock.now();
-        let mut state = self.fabric.state.lock();
-        let wire = &mut state.wires[self.wire];
+        let State { wires, free_at, .. } = &mut *self.fabric.state.lock();
+        let wire = &mut wires[self.wire];
+        let conditions = wire.ends[self.side].conditions;
         let [first, second] = &mut wire.cables[self.cable].halves;
         let (this, peer) = match self.side {
             0 => (first, second),
@@ -240,7 +255,8 @@ impl SimulatedSocket {
         act(Seen {
             this,
             peer,
-            conditions: wire.ends[self.side].conditions,
+            conditions,
+            free_at: conditions.host.map(|host| &mut free_at[host]),
             is_dark: wire.ends[self.side].is_dark,
             has_peer: !wire.ends[1 - self.side].is_gone,
             now,
@@ -269,7 +285,10 @@ impl Carrier for SimulatedSocket {
             if seen.is_dark {
                 seen.this.cut_at.get_or_insert(seen.now);
             }
-            match seen.this.send(bytes, seen.now, seen.conditions) {
+            match seen
+                .this
+                .send(bytes, seen.now, (seen.conditions, seen.free_at))
+            {
                 0 => Err(Errno::AGAIN),
                 count => Ok(count),
             }
