@@ -71,6 +71,7 @@ def exchange() -> None:
     handle.put_signal(rank, channel=4)
     handle.wait_signal(rank, channel=4)
     assert not handle.get_signal_pad(rank).view(torch.int32).any()
+    dist.barrier()
     torch.ops.symm_mem._barrier(torch.ops.symm_mem._rendezvous(tensor, dist.group.WORLD.group_name))
     dist.destroy_process_group()
 
@@ -147,6 +148,7 @@ def groups() -> None:
         handle.get_buffer(other, (LENGTH,), torch.int32).fill_(rank)
         handle.barrier()
         assert (tensor == size - 2 + other).all()
+    all_ranks.barrier()
     dist.destroy_process_group()
 
 
@@ -166,8 +168,9 @@ def reuse() -> None:
         del tensor, handle, theirs
         gc.collect()
         dist.barrier()
-        in_use.append(unisono.heap().bytes_in_use)
-    assert in_use[-1] <= in_use[1], in_use
+        in_use.append(unisono.heap().in_use)
+    # What others still looked at goes with the next rendezvous.
+    assert max(in_use) < 3 * (4 << 20), in_use
     # The handle keeps the memory of a tensor that is gone.
     tensor, handle = met()
     handle.barrier()
@@ -222,22 +225,22 @@ def persistent() -> None:
 
 
 def group_ends() -> None:
-    """A group that ends before the tensor, and one of the same name after it."""
+    """A handle outlives its group, and one of the same name after it has another."""
     rank, _ = start()
     tensor, handle = met()
     handle.barrier()
     name = dist.group.WORLD.group_name
     dist.destroy_process_group()
-    with pytest.raises((ValueError, RuntimeError), match=r"closed|no further use"):
-        handle.barrier()
+    handle.barrier()
     start()
     assert dist.group.WORLD.group_name == name
     fresh = symm_mem.rendezvous(tensor, name)
     fresh.get_buffer(1 - rank, (1,), torch.int32).fill_(70 + rank)
     fresh.barrier()
     assert tensor[0] == 71 - rank
+    assert not set(fresh.signal_pad_ptrs) & set(handle.signal_pad_ptrs)
+    handle.barrier()
     dist.destroy_process_group()
-    del handle, tensor
 
 
 def refusals() -> None:
@@ -306,7 +309,7 @@ def timeouts() -> None:
     handle.wait_signal(other, 0)
     with pytest.raises(dist.DistBackendError, match="not signalled"):
         handle.wait_signal(other, 0, timeout_ms=1)
-    handle.barrier()
+    handle.barrier(channel=7)
     # A barrier that fails leaves some with signals that others wait for: it is over for all.
     if rank == 0:
         late(lambda: second.barrier(0, timeout_ms=200), "has not signalled within 0.200 s")
