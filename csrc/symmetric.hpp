@@ -37,7 +37,7 @@ class SymmetricBlock {
   void* address_;
 };
 
-// The blocks of all ranks of a group, one of each, as rendezvous() gives them.
+// The blocks of all ranks of a group, one of each: the result of a rendezvous.
 class SymmetricBlocks final : public c10d::symmetric_memory::SymmetricMemory {
  public:
   SymmetricBlocks(rust::Box<Symmetric> met, std::shared_ptr<SymmetricBlock> block, int rank,
