@@ -15,9 +15,9 @@
 
 namespace unisono {
 
-// A list of this process's, with a lock. A forked child has one of its own: its parent's is of what
-// the child does not have, and of a lock that a thread of the parent may have held. Leaked: it may
-// be needed after static objects are gone.
+// A list of this process's, with a lock. A forked child has one of its own: its parent's has things
+// that are not the child's, and a lock that a thread of the parent may have held. Leaked: it may be
+// needed after static objects are gone.
 template <typename List>
 List& of_this_process() {
   struct Owned {

@@ -24,8 +24,8 @@ class KeptBlock final : public Keeper {
   const std::shared_ptr<SymmetricBlock> block_;
 };
 
-// The result of a rendezvous in a group. A group that was made anew, under the same name, has another
-// handle.
+// The result of a rendezvous in a group. A group that was made anew, under the same name, has
+// another handle.
 struct Known {
   std::weak_ptr<Handle> handle;
   SymmetricAllocator::Pointer blocks;

@@ -27,8 +27,8 @@ pub(crate) fn hear() {
     interrupts::sleep_with(|sleep| without_the_gil(sleep));
 }
 
-/// Runs `body`, without the GIL meanwhile. For calls that come with it or without: torch's bindings of symmetric memory hold it,
-/// its operators do not.
+/// Runs `body`, without the GIL meanwhile. For calls that come with it or without: torch's bindings of symmetric memory hold
+/// it, its operators do not.
 pub(crate) fn without_the_gil<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     let mut body = Some(body);
     let mut run = || body.take().map(|body| body());

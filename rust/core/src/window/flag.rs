@@ -2,10 +2,10 @@
 //!
 //! # Sleeping
 //!
-//! A thread counts itself among the sleepers, issues a sequentially consistent fence and tries once more before it sleeps; who
-//! has changed a word issues such a fence and looks at the count. One of the fences comes first, so either the sleeper finds
-//! the word changed or the other one finds the sleeper, and wakes it. The kernel compares the word once more. A process that
-//! dies in its sleep stays counted, which costs others a needless call of the system for each change.
+//! A thread counts itself among the sleepers, issues a sequentially consistent fence and tries once more before it sleeps. A
+//! thread that has changed a word issues such a fence and looks at the count. One of the fences comes first, so either the
+//! sleeper finds the word changed or the other thread finds the sleeper, and wakes it. The kernel compares the word once more.
+//! A process that dies in its sleep stays counted, which costs others a needless call of the system for each change.
 //!
 //! It is generic over its words: the test model-checks the same code with loom.
 

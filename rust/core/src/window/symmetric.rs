@@ -30,7 +30,7 @@ use crate::interrupts::{self, SLICE};
 use crate::one_sided::Owner;
 use crate::types::{DataType, Rank};
 
-/// After the words of signals a cache line that begins with the count of those who sleep until one of them changes.
+/// After the words of signals a cache line that begins with the count of the threads that sleep until one of them changes.
 const SLEEPERS: usize = 64;
 
 /// Memory of one size on each rank of a group, all of it mapped here. Dropping it closes its windows.
@@ -165,7 +165,7 @@ impl Symmetric {
         self.pads.window.world_size()
     }
 
-    /// Its windows, for who closes them at the end of the program.
+    /// Its windows, for the door that closes them at the end of the program.
     pub fn windows(&self) -> [&Arc<Window>; 2] {
         [&self.memory.window, &self.pads.window]
     }
