@@ -44,7 +44,9 @@ class FusedMatmul:
             sums_of_all.get_buffer(rank, shape, torch.float32) for rank in range(self.size)
         ]
 
-    def _shared(self, rows: int, columns: int, piece: int) -> tuple[torch.Tensor, object]:
+    def _shared(
+        self, rows: int, columns: int, piece: int
+    ) -> tuple[torch.Tensor, symm_mem._SymmetricMemory]:
         tensor = symm_mem.empty(rows // piece, piece, columns, device="cpu")
         return tensor, symm_mem.rendezvous(tensor, dist.group.WORLD)
 
