@@ -27,7 +27,8 @@ CHANNELS = 8
 class FusedMatmul:
     """The sum over the ranks of x @ w, of `rows` by `columns` elements.
 
-    The result is overwritten by the next call, which no rank begins before all have called it.
+    The result stays until this rank makes the next call: no other one stores to it before it has
+    this rank's signal.
     """
 
     def __init__(self, rows: int, columns: int, piece: int) -> None:
