@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
+# How many rounds of pieces a rank computes before it waits for those of the others.
+AHEAD = 2
 # Signals that may be under way to a rank from each other one.
 CHANNELS = 8
 
@@ -33,6 +35,7 @@ class FusedMatmul:
 
     def __init__(self, rows: int, columns: int, piece: int) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        assert self.size > 1, "there is nothing to sum up on one rank"
         assert rows % (piece * self.size) == 0, "every rank sums up as many pieces as the others"
         self.parts, parts_of_all = self._shared(rows, columns, piece)
         self.sums, sums_of_all = self._shared(rows, columns, piece)
@@ -54,19 +57,24 @@ class FusedMatmul:
     def __call__(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         x = x.view(*self.sums.shape[:2], -1)
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
-        # The ranks take turns in summing up pieces.
-        for number, first in enumerate(range(0, len(x), self.size)):
-            channel = number % CHANNELS
-            for other in others:
-                torch.mm(x[first + other], w, out=self.parts[first + other])
-                self.signals.put_signal(other, channel)
-            piece = first + self.rank
-            torch.mm(x[piece], w, out=self.sums[piece])
-            for other in others:
-                self.signals.wait_signal(other, channel)
-                self.sums[piece] += self.parts_of[other][piece]
-            for other in others:
-                self.sums_of[other][piece].copy_(self.sums[piece])
+        rounds = len(x) // self.size
+        # The ranks take turns in summing up pieces; each is AHEAD with the parts for the others.
+        for number in range(rounds + AHEAD):
+            if number < rounds:
+                for other in others:
+                    piece = number * self.size + other
+                    torch.mm(x[piece], w, out=self.parts[piece])
+                    self.signals.put_signal(other, number % CHANNELS)
+            if number >= AHEAD:
+                piece = (number - AHEAD) * self.size + self.rank
+                for other in others:
+                    self.signals.wait_signal(other, (number - AHEAD) % CHANNELS)
+                first, *more = (self.parts_of[other][piece] for other in others)
+                torch.addmm(first, x[piece], w, out=self.sums[piece])
+                for part in more:
+                    self.sums[piece] += part
+                for other in others:
+                    self.sums_of[other][piece].copy_(self.sums[piece])
         self.signals.barrier()
         return self.sums.view(-1, self.sums.shape[-1])
 
@@ -112,7 +120,7 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=2048)
     parser.add_argument("--columns", type=int, default=2048)
     parser.add_argument("--inner", type=int, default=64)
-    parser.add_argument("--piece", type=int, default=64, help="rows of a piece")
+    parser.add_argument("--piece", type=int, default=128, help="rows of a piece")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--elsewhere", action="store_true")
     arguments = vars(parser.parse_args())
