@@ -153,7 +153,7 @@ def groups() -> None:
 
 
 def reuse() -> None:
-    """What is freed is freed, and a fresh tensor has a fresh handle."""
+    """Memory is freed with its tensor, and a fresh tensor has a fresh handle."""
     rank, size = start()
     right = (rank + 1) % size
     in_use = []
@@ -169,7 +169,7 @@ def reuse() -> None:
         gc.collect()
         dist.barrier()
         in_use.append(unisono.heap().in_use)
-    # What others still looked at goes with the next rendezvous.
+    # Memory that others still looked at goes with the next rendezvous.
     assert max(in_use) < 3 * (4 << 20), in_use
     # The handle keeps the memory of a tensor that is gone.
     tensor, handle = met()
@@ -365,7 +365,7 @@ def others_run() -> None:
     over.set()
     thread.join()
     assert ticks > 20, ticks
-    # What a handler raises ends the wait, and changes nothing.
+    # An exception of a handler ends the wait, and changes nothing.
     if rank == 0:
 
         def ring(*_: object) -> None:

@@ -23,7 +23,7 @@ impl<W: Word<Value = u32>> Flag<'_, W> {
     /// Changes the word if it is `from`. Returns whether there are sleepers to be woken, or else the value of the word.
     #[inline]
     pub(super) fn change(&self, from: u32, to: u32) -> Result<bool, u32> {
-        // What this side did before is seen by the side that changes it back, and the other way round.
+        // The side that changes it back sees everything that this side did before, and the other way round.
         self.word
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)?;
         fence(Ordering::SeqCst);
