@@ -2,10 +2,8 @@
 // store the ranks meet through. No pybind11, and so no dependence on the version of Python.
 #include <torch/headeronly/version.h>
 #include <torch/library.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
@@ -210,24 +208,13 @@ void attach_apart(const c10::intrusive_ptr<c10d::ProcessGroup>& pg,
 }
 
 struct Registry {
-  // The process that the groups are of.
-  const pid_t owner = ::getpid();
   std::mutex mutex;
   std::vector<std::weak_ptr<Handle>> handles;
 };
 
-// This process's. A forked child has one of its own: in its parent's are groups whose threads it
-// does not have, and a lock that one of them may have held. Leaked: backends may be destroyed after
-// static objects.
+// The groups whose threads this process has.
 Registry& registry() {
-  static std::atomic<Registry*> instance = nullptr;
-  Registry* known = instance.load();
-  if (known != nullptr && known->owner == ::getpid()) return *known;
-  auto* made = new Registry;
-  if (instance.compare_exchange_strong(known, made)) return *made;
-  // Another thread was faster.
-  delete made;
-  return *known;
+  return of_this_process<Registry>();
 }
 
 }  // namespace

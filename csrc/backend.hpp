@@ -171,6 +171,9 @@ class Backend final : public c10d::Backend {
   Job reduce_scatter_job(const at::Tensor& output, const at::Tensor& input,
                          const c10d::ReduceOp& op) const;
 
+  // For memory that the ranks of the group share beside its operations (symmetric.cpp).
+  const std::shared_ptr<Handle>& handle() const { return handle_; }
+
   // Leaves the group: what is still under way here fails. Idempotent.
   void close() { handle_->close(); }
 

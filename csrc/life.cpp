@@ -9,8 +9,17 @@
 #include "batch.hpp"
 #include "convert.hpp"
 #include "registry.hpp"
+#include "symmetric.hpp"
 
 namespace unisono {
+
+Backend* backend_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  for (const auto& device : group->getDeviceTypes()) {
+    auto* backend = dynamic_cast<Backend*>(group->getBackend(device.type()).get());
+    if (backend != nullptr) return backend;
+  }
+  return nullptr;
+}
 
 Backend::Backend(rust::Box<Group> group, int rank, int size, c10::intrusive_ptr<Options> options,
                  std::vector<Setting> settings)
@@ -20,6 +29,7 @@ Backend::Backend(rust::Box<Group> group, int rank, int size, c10::intrusive_ptr<
       settings_(std::move(settings)) {
   init();
   remember(handle_);
+  serve_symmetric_memory();
 }
 
 Backend::~Backend() {

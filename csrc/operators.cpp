@@ -18,6 +18,7 @@
 
 #include "backend.hpp"
 #include "convert.hpp"
+#include "registry.hpp"
 
 namespace unisono {
 namespace {
@@ -57,15 +58,6 @@ Served served(string_view group, const at::Tensor& tensor) {
                                   " and not by unisono"));
   }
   return {std::move(by), directly};
-}
-
-// The backend of a group, if it is unisono's: one object serves all its kinds of devices.
-Backend* backend_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  for (const auto& device : group->getDeviceTypes()) {
-    auto* backend = dynamic_cast<Backend*>(group->getBackend(device.type()).get());
-    if (backend != nullptr) return backend;
-  }
-  return nullptr;
 }
 
 int64_t living_ranks(string_view name) {

@@ -16,5 +16,6 @@
 #include "several.cpp"
 #include "sparse.cpp"
 #include "streams.cpp"
+#include "symmetric.cpp"
 #include "window.cpp"
 #include "work.cpp"

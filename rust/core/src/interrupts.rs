@@ -25,6 +25,24 @@ pub fn check_with(check: Check) {
     let _ = CHECK.set(check);
 }
 
+/// Runs what it is given, a sleep, without a lock of the language that the caller may hold.
+pub type Aside = fn(&mut (dyn FnMut() + Send));
+
+static ASIDE: OnceLock<Aside> = OnceLock::new();
+
+/// From now on sleeps that a door may be called into with a lock of its language held go through `aside`. The first one stays.
+pub fn sleep_with(aside: Aside) {
+    let _ = ASIDE.set(aside);
+}
+
+/// Sleeps as `body` does.
+pub(crate) fn sleep(mut body: impl FnMut() + Send) {
+    match ASIDE.get() {
+        Some(aside) => aside(&mut body),
+        None => body(),
+    }
+}
+
 /// Runs the handlers of signals, if this is the main thread and a door has said how.
 ///
 /// # Errors

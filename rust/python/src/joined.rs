@@ -27,10 +27,15 @@ static WINDOWS: PerProcess<Mutex<Vec<Weak<Window>>>> = PerProcess::new(Mutex::de
 /// Has a window closed when the interpreter ends, if it is still open.
 pub fn register_window(window: Window) -> Arc<Window> {
     let window = Arc::new(window);
+    close_at_the_end(&window);
+    window
+}
+
+/// As [`register_window`], of one that others hold, too.
+pub fn close_at_the_end(window: &Arc<Window>) {
     let mut open = WINDOWS.lock();
     open.retain(|known| known.strong_count() > 0);
-    open.push(Arc::downgrade(&window));
-    window
+    open.push(Arc::downgrade(window));
 }
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -36,7 +36,7 @@ mod work;
 
 use pyo3::prelude::*;
 
-pub use joined::{THREADS_END, register_window};
+pub use joined::{THREADS_END, close_at_the_end, register_window};
 
 /// Puts everything into the module that Python initialises.
 ///

@@ -8,6 +8,7 @@ use crate::heap::{heap_allocate, heap_enabled, heap_free};
 use crate::interrupts::{check_signals, give_up, take_raised};
 use crate::operation::{Operation, receive, run, send, start};
 use crate::streams::{OwnStream, check_device, is_capturing, lend_stream};
+use crate::symmetric::{Symmetric, rendezvous};
 use crate::window::{Transfer, View, Window, expose, put, view};
 
 #[cxx::bridge(namespace = "unisono")]
@@ -220,6 +221,12 @@ pub(crate) mod ffi {
         window: Box<Window>,
     }
 
+    /// Memory of one size of all ranks.
+    struct Met {
+        status: Status,
+        symmetric: Box<Symmetric>,
+    }
+
     /// A put that has begun.
     struct Begun {
         status: Status,
@@ -246,6 +253,7 @@ pub(crate) mod ffi {
         type Window;
         type Operation;
         type OwnStream;
+        type Symmetric;
 
         fn join(
             store: &Store,
@@ -314,6 +322,18 @@ pub(crate) mod ffi {
         fn close(self: &Window);
         fn is_done(self: &Transfer) -> bool;
         fn wait(self: &Transfer, timeout_ms: i64) -> Status;
+
+        unsafe fn rendezvous(
+            group: &Group,
+            memory: Piece,
+            pad: usize,
+            owner: UniquePtr<Keeper>,
+        ) -> Met;
+        fn start(self: &Symmetric, rank: usize) -> usize;
+        fn pad(self: &Symmetric, rank: usize) -> usize;
+        fn put_signal(self: &Symmetric, to: usize, channel: usize, timeout_ms: i64) -> Status;
+        fn wait_signal(self: &Symmetric, from: usize, channel: usize, timeout_ms: i64) -> Status;
+        fn barrier(self: &Symmetric, channel: usize, timeout_ms: i64) -> Status;
 
         fn check_signals() -> Status;
         fn take_raised() -> Raised;

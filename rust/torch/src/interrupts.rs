@@ -21,9 +21,21 @@ thread_local! {
     static LATER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has the core's waits run Python's handlers.
+/// Has the core's waits run Python's handlers, and sleep without the GIL.
 pub(crate) fn hear() {
     interrupts::check_with(run_handlers);
+    interrupts::sleep_with(|sleep| without_the_gil(sleep));
+}
+
+/// Runs `body`, without the GIL meanwhile. For calls that come with it or without: torch's bindings of symmetric memory hold
+/// it, its operators do not.
+pub(crate) fn without_the_gil<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    let mut body = Some(body);
+    let mut run = || body.take().map(|body| body());
+    // No interpreter, no GIL.
+    let ran = Python::try_attach(|py| py.detach(&mut run)).flatten();
+    ran.or_else(run)
+        .expect("it has run in one way or the other")
 }
 
 fn run_handlers() -> std::result::Result<(), String> {

@@ -18,6 +18,7 @@ mod operation;
 mod status;
 mod store;
 mod streams;
+mod symmetric;
 mod values;
 mod window;
 

@@ -26,12 +26,18 @@ pub(crate) struct Transfer(Option<window::Transfer>);
 pub(crate) struct View(#[expect(dead_code, reason = "it is kept")] Option<window::View>);
 
 /// The tensors that own memory, on their way to whichever thread lets go of them.
-struct Owner(#[expect(dead_code, reason = "it is kept")] UniquePtr<ffi::Keeper>);
+pub(crate) struct Owner(#[expect(dead_code, reason = "it is kept")] UniquePtr<ffi::Keeper>);
 
 // SAFETY: the C++ class behind it holds tensors, whose counts are atomic, and nothing else is done with it than to destroy it.
 unsafe impl Send for Owner {}
 // SAFETY: as above.
 unsafe impl Sync for Owner {}
+
+impl Owner {
+    pub(crate) fn new(owner: UniquePtr<ffi::Keeper>) -> Self {
+        Self(owner)
+    }
+}
 
 /// Exposes `memory`, which `owner` keeps, to the other ranks, which all call this. Each gets the `note` of all.
 ///
@@ -43,7 +49,7 @@ pub(crate) unsafe fn expose(
     note: &[u8],
     owner: UniquePtr<ffi::Keeper>,
 ) -> ffi::Exposed {
-    let owner = Box::new(Owner(owner));
+    let owner = Box::new(Owner::new(owner));
     let made = group.guard_wait(|communicator| {
         let start = ptr::with_exposed_provenance_mut(memory.address);
         let what = (DataType::UInt8, note);
@@ -68,7 +74,7 @@ pub(crate) unsafe fn put(
     source: ffi::Piece,
     owner: UniquePtr<ffi::Keeper>,
 ) -> ffi::Begun {
-    let owner = Box::new(Owner(owner));
+    let owner = Box::new(Owner::new(owner));
     let begun = window.guard(|window| {
         let start = ptr::with_exposed_provenance(source.address);
         // SAFETY: the caller's promise is the one asked for here.

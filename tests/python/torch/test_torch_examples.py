@@ -27,6 +27,7 @@ LAUNCHED = [
     ("sync_sgd.py", 2, r"898 images, loss \d.\d+ -> 0.\d+"),
     ("ddp_toy.py", 2, r"loss \d.\d+, averaged gradients, equal parameters"),
     ("ddp_model_parallel.py", 2, r"loss .*, both parts equal on all ranks"),
+    ("fused_matmul.py", 2, r"matmul and all_reduce [\d.]+ ms, fused [\d.]+ ms, [\d.]+ times .*"),
     ("checkpoint.py", 2, r"parameters are those that rank 0 saved, to the last bit"),
 ]
 

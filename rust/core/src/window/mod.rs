@@ -21,9 +21,11 @@
 //! From a process that has stopped in the middle the heap takes the memory away; one that has ended writes no more. Memory that
 //! another rank still views stays allocated until a window is made or closed when that rank views it no more.
 
+mod flag;
 mod meeting;
 mod peer;
 mod state;
+mod symmetric;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -37,6 +39,7 @@ use std::time::{Duration, Instant};
 use self::meeting::Exposed;
 use self::peer::{Peer, SIGNALS, closed};
 use self::state::{Shared, Way};
+pub use self::symmetric::Symmetric;
 pub use self::transfer::Transfer;
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};

@@ -355,3 +355,132 @@ fn an_abort_ends_the_wait_for_a_signal() {
         );
     }
 }
+
+/// Symmetric memory of one number on each of `world` ranks, which is the number of the rank at first.
+fn meet(world: usize, play: impl Fn(&Symmetric, &Communicator) + Sync) {
+    let ranks = Communicator::local(world, &Config::default()).expect("ranks");
+    thread::scope(|scope| {
+        for comm in ranks {
+            let play = &play;
+            scope.spawn(move || {
+                let mut number = Buffer::<u32>::from_slice(&[comm.rank() as u32]);
+                let memory = (number.as_mut_ptr().cast(), 4);
+                // SAFETY: the owner is the memory; tests agree on who uses it when.
+                let met = unsafe { comm.symmetric(memory, 256, Box::new(number)) };
+                play(&met.expect("symmetric memory"), &comm);
+            });
+        }
+    });
+}
+
+#[test]
+fn ranks_meet_in_each_others_memory() {
+    meet(3, |met, comm| {
+        let rank = comm.rank();
+        let next = (rank + 1) % 3;
+        let of = |rank| met.start(rank).unwrap().expect("it is there").cast::<u32>();
+        for round in 0..100_u32 {
+            // SAFETY: the memory has a number, which no other rank uses between these barriers.
+            unsafe { of(next).write_volatile(round * 10 + rank as u32) };
+            met.barrier(0, Some(SOON)).unwrap();
+            // SAFETY: as above; no rank writes it here.
+            let number = unsafe { of(rank).read_volatile() };
+            assert_eq!(number, round * 10 + (rank as u32 + 2) % 3);
+            met.barrier(1, Some(SOON)).unwrap();
+        }
+        let refused = met.barrier(21, None).unwrap_err();
+        assert_eq!(refused.code, Code::InvalidArgument);
+        assert!(refused.message.contains("has 21 for 3 ranks"), "{refused}");
+        met.barrier(20, Some(SOON)).unwrap();
+    });
+}
+
+#[test]
+fn a_wait_for_a_signal_has_the_time_of_its_group_unless_it_is_told_another() {
+    meet(2, |met, comm| {
+        let other = 1 - comm.rank();
+        let late = |limit| met.wait_signal(other, 0, limit).unwrap_err();
+        let error = late(Some(Duration::from_millis(20)));
+        assert_eq!((error.code, error.peer), (Code::Timeout, Some(other)));
+        assert!(error.message.contains("0.020 s"), "{error}");
+        met.windows()[1]
+            .communicator()
+            .set_timeout(Duration::from_millis(30));
+        assert!(late(None).message.contains("0.030 s"));
+        met.windows()[1].communicator().set_timeout(Duration::ZERO);
+        met.barrier(1, Some(SOON)).unwrap();
+        met.put_signal(other, 0, None).unwrap();
+        met.wait_signal(other, 0, None).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_lets_go_ends_the_waits_for_it() {
+    let ranks = Communicator::local(2, &Config::default()).expect("ranks");
+    thread::scope(|scope| {
+        for comm in ranks {
+            scope.spawn(move || {
+                let mut number = Buffer::<u32>::zeroed(1);
+                let memory = (number.as_mut_ptr().cast(), 4);
+                // SAFETY: as above.
+                let met = unsafe { comm.symmetric(memory, 256, Box::new(number)) }.unwrap();
+                met.barrier(0, Some(SOON)).unwrap();
+                if comm.rank() == 1 {
+                    // The one that it has sent is taken.
+                    met.put_signal(0, 0, Some(SOON)).unwrap();
+                    drop(met);
+                    return;
+                }
+                met.wait_signal(1, 0, Some(SOON)).unwrap();
+                let error = met.wait_signal(1, 0, Some(SOON)).unwrap_err();
+                assert_eq!(error.peer, Some(1), "{error}");
+                assert!(
+                    matches!(error.code, Code::Aborted | Code::PeerLost),
+                    "{error}"
+                );
+            });
+        }
+    });
+}
+
+#[test]
+fn a_barrier_that_fails_is_the_end_for_all() {
+    meet(2, |met, comm| {
+        if comm.rank() == 0 {
+            let error = met.barrier(0, Some(Duration::from_millis(20))).unwrap_err();
+            assert_eq!(error.code, Code::Timeout);
+            let after = met.put_signal(1, 0, None).unwrap_err();
+            assert!(after.message.contains("no further use"), "{after}");
+        } else {
+            let error = met.wait_signal(0, 3, Some(SOON)).unwrap_err();
+            assert_eq!(
+                (error.code, error.peer),
+                (Code::Aborted, Some(0)),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn sizes_that_differ_are_refused_on_all_ranks() {
+    let ranks = Communicator::local(3, &Config::default()).expect("ranks");
+    thread::scope(|scope| {
+        for comm in ranks {
+            scope.spawn(move || {
+                let mut numbers = Buffer::<u32>::zeroed(1 + comm.rank() / 2);
+                let memory = (numbers.as_mut_ptr().cast(), 4 * numbers.len());
+                // SAFETY: as above.
+                let met = unsafe { comm.symmetric(memory, 256, Box::new(numbers)) };
+                let error = met.unwrap_err();
+                assert_eq!(error.code, Code::InvalidArgument);
+                assert!(
+                    error
+                        .message
+                        .contains("rank 0 has 4 bytes and rank 2 has 8"),
+                    "{error}"
+                );
+            });
+        }
+    });
+}
