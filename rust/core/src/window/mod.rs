@@ -21,6 +21,8 @@
 //! From a process that has stopped in the middle the heap takes the memory away; one that has ended writes no more. Memory that
 //! another rank still views stays allocated until a window is made or closed when that rank views it no more.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod meeting;
 mod peer;
 mod state;

@@ -34,7 +34,7 @@ pub(super) struct Near {
 
 /// Memory that is reached through a port.
 pub(super) struct Far {
-    pub(super) invitation: Vec<u8>,
+    invitation: Vec<u8>,
     pub(super) remote: RemoteRegion,
     /// Once it has been needed.
     pub(super) port: Mutex<Option<Arc<Port>>>,
@@ -42,6 +42,15 @@ pub(super) struct Far {
 }
 
 impl Far {
+    pub(super) fn new(remote: RemoteRegion, invitation: Vec<u8>) -> Self {
+        Self {
+            invitation,
+            remote,
+            port: Mutex::new(None),
+            under_way: Mutex::default(),
+        }
+    }
+
     /// The connection to it, which the first use makes. The memory is that of the rank at `place` of `comm`.
     pub(super) fn connect(&self, comm: &Communicator, place: usize) -> Result<Arc<Port>> {
         let mut port = self.port.lock();
