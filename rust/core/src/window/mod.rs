@@ -137,7 +137,7 @@ impl Communicator {
             None => error,
         };
         let (peers, port) = own.meet(&comm).map_err(renumber)?;
-        Ok(Window(Own::new(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             comm,
             mask,
             parent: self.shared_group(),
@@ -149,7 +149,10 @@ impl Communicator {
             made: Instant::now(),
             looked: AtomicU64::new(0),
             failure: OnceLock::new(),
-        }))))
+        });
+        let weak = Arc::downgrade(&shared);
+        shared.comm.group().tell_of(weak);
+        Ok(Window(Own::new(shared)))
     }
 }
 
