@@ -44,6 +44,8 @@ WHEEL_ENVIRONMENTS ?=
 BUILD_TORCH ?= no
 # A Python without a GIL, 3.14 or newer, for `make test-free-threaded`.
 FREE_THREADED ?=
+# The git revision that `make semver` compares with (the tag of the last release).
+BASELINE ?=
 # Whether `make test-aarch64` and its quick part fail where they cannot run, and do not skip.
 REQUIRED ?= no
 
@@ -300,6 +302,10 @@ audit: prerequisites $(WHEEL_STAMP) ## Check licences and known vulnerabilities 
 	$(WHEEL_TOOLS)/bin/pip-audit --strict --progress-spinner off
 	$(WHEEL_TOOLS)/bin/pip-audit --strict --progress-spinner off .
 
+.PHONY: semver
+semver: prerequisites ## Compare the public items of the crates with the last release's, or with BASELINE=REVISION
+	@tools/semver.sh $(TARGET)/semver-tools $(BASELINE)
+
 .PHONY: sbom
 sbom: prerequisites ## Write which crates the wheel is made of into dist/ (cargo-cyclonedx)
 	@tools/make-sbom.sh
@@ -315,8 +321,8 @@ clean: ## Remove what was built, and the virtual environments made here
 	rm -rf python/unisono/*.so python/unisono/c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The C library and the launcher need nothing but cargo and a C compiler.
-override NEEDED := $(if $(filter-out c install launcher cuda-emulator,$(MAKECMDGOALS)),build $(VENV),c)
+# These need nothing but cargo and a C compiler.
+override NEEDED := $(if $(filter-out c install launcher cuda-emulator semver,$(MAKECMDGOALS)),build $(VENV),c)
 .PHONY: prerequisites
 prerequisites:
 	@tools/system-packages.sh $(NEEDED)

@@ -21,6 +21,7 @@ pub use crate::rendezvous::fuzzing::{
 };
 pub use crate::transport::fuzzing::{handshake, request, sealed};
 pub use crate::transport::shm::fuzzing::description;
+pub use crate::window::fuzzing::window;
 
 /// A published address: refused, or read as one that writes the same bytes.
 pub fn address(bytes: &[u8]) {
@@ -125,7 +126,7 @@ pub fn launch(bytes: &[u8]) {
 pub type Target = fn(&[u8]);
 
 /// Every target, by name.
-pub const TARGETS: [(&str, Target); 18] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("address", address),
     ("agreement", agreement),
     ("control", control),
@@ -144,6 +145,7 @@ pub const TARGETS: [(&str, Target); 18] = [
     ("store_reply", store_reply),
     ("store_request", store_request),
     ("unique_id", unique_id),
+    ("window", window),
 ];
 
 #[cfg(test)]
@@ -283,6 +285,9 @@ mod tests {
         }
         for (name, bytes) in crate::one_sided::fuzzing::seeds() {
             write("one_sided", name, &bytes);
+        }
+        for (name, bytes) in crate::window::fuzzing::seeds() {
+            write("window", name, &bytes);
         }
         for (name, bytes) in crate::engine::fuzzing::positions() {
             write("position", &name, &bytes);

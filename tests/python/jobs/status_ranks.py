@@ -168,6 +168,32 @@ def waits_for_a_message() -> Told | None:
     return told
 
 
+def waits_in_a_window() -> tuple[Told, Told] | None:
+    """Rank 1 waits for a signal of rank 0, and then for rank 2, which is stopped, to take a put."""
+    comm, pids = begin()
+    # Not in the heap: it is reached through a port, which is connected by the first put.
+    window = comm.window(np.zeros(1 << 20, np.uint8))
+    ones = np.ones(1 << 20, np.uint8)
+    told = None
+    if comm.rank == 1:
+        window.put(ones[:1], 2)
+        window.wait_signal(0)
+        window.put(ones, 2)
+    elif comm.rank == 0:
+        # Longer than a part of the wait takes.
+        signalled = r"wait_signal for (0\.[3-9]|[1-9]).*, waits for rank 0\n"
+        first = ask(pids, lambda text: re.search(signalled, text) is not None)
+        os.kill(pids[2], signal.SIGSTOP)
+        try:
+            window.signal(1)
+            put = r"put for \d.*, waits for rank 2\n"
+            told = first, ask(pids, lambda text: re.search(put, text) is not None)
+        finally:
+            os.kill(pids[2], signal.SIGCONT)
+    window.fence()
+    return told
+
+
 def has_failed() -> Told | None:
     """Rank 0 asks after an abort, in which rank 1 waits."""
     comm, pids = begin()

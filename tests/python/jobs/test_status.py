@@ -67,6 +67,16 @@ def test_messages_and_groups_are_told_apart() -> None:
     assert any("rank 1 (global rank 2), pid" in line for line in told.lines[part:]), told
 
 
+def test_waits_in_a_window_are_told() -> None:
+    signalled, put = run(3, "waits_in_a_window")[0]
+    (culprit,) = (line for line in signalled.lines if line.startswith("  rank 0 (host "))
+    assert "; rank 1 waits for it in wait_signal, for " in culprit, signalled
+    (line,) = (line for line in signalled.lines if ": wait_signal for " in line)
+    assert line.startswith(f"  rank 1, pid {signalled.pids[1]}: "), signalled
+    (culprit,) = (line for line in put.lines if line.startswith("  rank 2 (host "))
+    assert "rank 1 waits for it in put, for " in culprit, put
+
+
 def test_a_group_that_has_failed_says_why() -> None:
     told = run(2, "has_failed")[0]
     assert any("has failed:" in line and "for a test" in line for line in told.lines), told

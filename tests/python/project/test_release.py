@@ -15,6 +15,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+# The job that looks for the release before has all of the history.
+DEPTH = {"audit": {"fetch-depth": 0}}
 # Steps that publish a version. Only a job with an environment may do so: maintainers approve it.
 PUBLISHING = ("pypa/gh-action-pypi-publish", "rust-lang/crates-io-auth-action", "cargo publish")
 
@@ -106,7 +108,8 @@ def test_jobs_have_the_least_rights(workflow):
         commands = [step["run"] for step in job["steps"] if "run" in step]
         assert not written or all(run.startswith("cargo publish") for run in commands), name
         checkouts = [s for s in job["steps"] if s.get("uses", "").startswith("actions/checkout@")]
-        assert all(step["with"] == {"persist-credentials": False} for step in checkouts), name
+        for step in checkouts:
+            assert step["with"] == {"persist-credentials": False} | DEPTH.get(name, {}), name
 
 
 def test_only_a_tag_publishes(release):
@@ -244,6 +247,64 @@ def test_the_crates_are_published_together(release):
     assert len(commands) == 2
     assert all(command.endswith(f" {packages}") for command in commands)
     assert f"`cargo publish {packages}`" in (ROOT / "docs" / "releasing.md").read_text("utf-8")
+
+
+@pytest.fixture
+def history(tmp_path) -> Path:
+    """A clone of four commits with tags, and a stand-in for the tool."""
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    tool = clone / "tools" / "bin" / "cargo-semver-checks"
+    tool.parent.mkdir(parents=True)
+    version = re.search(r"(?m)^version=(.*)$", (ROOT / "tools" / "semver.sh").read_text())[1]
+    tool.write_text(
+        f'#!/bin/sh\n[ "$1" != --version ] || exec echo cargo-semver-checks {version}\n'
+        'echo "$@"; exit 100\n'
+    )
+    tool.chmod(0o755)
+    git(clone, "init", "--quiet")
+    for tag in ("v0.9.0", "v0.10.0", "other", "v0.11.0"):
+        git(clone, "commit", "--quiet", "--allow-empty", "--message", tag)
+        git(clone, "tag", tag)
+    return clone
+
+
+def git(clone: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *who, *arguments], cwd=clone, check=True, timeout=20)
+
+
+def semver(clone: Path, *baseline: str) -> subprocess.CompletedProcess[str]:
+    command = [ROOT / "tools" / "semver.sh", clone / "tools", *baseline]
+    return subprocess.run(
+        command, cwd=clone, capture_output=True, text=True, timeout=20, check=False
+    )
+
+
+def test_the_crates_are_compared_with_the_release_before(history):
+    packages = " ".join(f"--package {name}" for name in CRATES)
+    for baseline, expected in ((), "v0.10.0"), (("other",), "other"):
+        done = semver(history, *baseline)
+        # A finding of the tool is a failure.
+        assert done.returncode == 100
+        assert done.stdout.splitlines() == [
+            f"semver: compared with {expected}",
+            f"semver-checks --baseline-rev {expected} {packages}",
+        ]
+    git(history, "commit", "--quiet", "--allow-empty", "--message", "begin the next version")
+    assert semver(history).stdout.startswith("semver: compared with v0.11.0\n")
+
+
+def test_before_the_first_release_there_is_nothing_to_compare_with(history, tmp_path):
+    git(history, "tag", "--delete", "v0.9.0", "v0.10.0")
+    done = semver(history)
+    assert done.returncode == 0
+    assert "there is no release yet" in done.stdout
+    # Where the tags may be missing, that is not said.
+    git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{history}", "shallow")
+    done = semver(tmp_path / "shallow")
+    assert done.returncode == 1
+    assert "git fetch --unshallow --tags" in done.stderr
 
 
 @pytest.mark.parametrize("crate", CRATES)

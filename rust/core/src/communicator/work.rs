@@ -44,6 +44,11 @@ impl Work {
         }
     }
 
+    /// When it was started.
+    pub(crate) fn started(&self) -> Instant {
+        self.state.started
+    }
+
     /// Refuses to go on in a forked child of the process that started it, in which it does not end.
     ///
     /// # Errors

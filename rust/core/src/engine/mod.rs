@@ -65,6 +65,7 @@ pub(crate) use group::{bootstrap, pricing};
 pub(crate) use mask::Mask;
 pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
+pub(crate) use waits::{OfWindow, OnGroup};
 pub(crate) use work::WorkState;
 pub use work::{Completion, PointToPoint, Received};
 #[cfg(any(test, feature = "simulate"))]

@@ -36,7 +36,7 @@ use crate::engine::message::matching::{Finished, Matching};
 use crate::engine::reports::Recorder;
 use crate::engine::timeline::Timeline;
 use crate::engine::traffic::Traffic;
-use crate::engine::waits::Waits;
+use crate::engine::waits::{OnGroup, Waits};
 use crate::engine::work::WorkState;
 
 /// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
@@ -186,6 +186,8 @@ pub(crate) struct Group {
     /// The process that is a member.
     pub(crate) home: Home,
     pub(crate) this: Weak<Self>,
+    /// The window that it serves.
+    pub(crate) window: OnceLock<Weak<dyn OnGroup>>,
 }
 
 /// The state that the lock protects.
@@ -332,6 +334,7 @@ impl Group {
             home: Home::here(),
             stay: Mutex::new(stay),
             this: Weak::clone(this),
+            window: OnceLock::new(),
         }))
     }
 

@@ -30,6 +30,20 @@ const RANKS_NAMED: usize = 4;
 /// How often a rank has been the last before an error says so.
 const OFTEN: u64 = 10;
 
+/// A window that stands on a group: it knows of what this rank does there and is no operation of the group.
+pub(crate) trait OnGroup: Send + Sync {
+    /// Its waits for signals, and its transfers under way.
+    fn under_way(&self) -> Vec<OfWindow>;
+}
+
+/// A wait for a signal, or a transfer of a window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfWindow {
+    pub(crate) name: &'static str,
+    pub(crate) peer: Rank,
+    pub(crate) since: Instant,
+}
+
 /// The waits of a rank in its group.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {

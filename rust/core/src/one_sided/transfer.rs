@@ -185,6 +185,13 @@ impl Transfer {
         self.0.result.get().cloned()
     }
 
+    /// Since when it is under way, if it is, and whether it writes.
+    pub(crate) fn under_way(&self) -> Option<(Instant, bool)> {
+        let works = self.0.works.get().filter(|_| !self.is_done())?;
+        let writes = self.0.request.kind == Kind::Write;
+        Some((works.answer.started(), writes))
+    }
+
     /// Whether both are one transfer.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

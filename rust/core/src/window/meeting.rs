@@ -11,7 +11,6 @@ use crate::communicator::{Communicator, Work};
 use crate::engine::PointToPoint;
 use crate::error::{Code, Error, Result};
 use crate::heap::{self, Place};
-use crate::locks::Mutex;
 use crate::one_sided::{Owner, Port, RemoteRegion};
 use crate::types::{DataType, Rank};
 
@@ -19,7 +18,7 @@ use crate::types::{DataType, Rank};
 const MEETING: u64 = 1;
 
 /// Numbers in the description of a rank's memory.
-const NUMBERS: usize = 6;
+pub(super) const NUMBERS: usize = 6;
 
 /// More bytes than are written about a rank's memory.
 const MOST_WORDS: u64 = 1 << 20;
@@ -82,7 +81,9 @@ impl Exposed<'_> {
                 dtype: it.dtype,
                 note: it.note,
                 near,
-                far: it.far,
+                far: it
+                    .far
+                    .map(|(remote, invitation)| Far::new(remote, invitation)),
                 turn: Turn::default(),
             })
         });
@@ -144,20 +145,18 @@ impl Exposed<'_> {
 
     /// Tells all ranks of the memory, and hears of theirs.
     fn describe(&self, comm: &Communicator, port: Option<&Port>) -> Result<Vec<Description>> {
-        let mut words = self.note.to_vec();
-        if let Some(port) = port {
-            words.extend(self.region(port)?.to_bytes());
-            words.extend(port.bind()?);
-        }
-        let place = heap::locate(std::ptr::without_provenance(self.start), self.bytes);
-        let numbers = [
-            self.bytes as u64,
-            u64::from(self.dtype as u8),
-            place.map_or(0, |place| u64::from(place.segment)),
-            place.map_or(0, |place| place.offset),
-            self.note.len() as u64,
-            words.len() as u64,
-        ];
+        let far = match port {
+            Some(port) => Some((self.region(port)?, port.bind()?)),
+            None => None,
+        };
+        let own = Description {
+            bytes: self.bytes,
+            dtype: self.dtype,
+            note: self.note.to_vec(),
+            place: heap::locate(std::ptr::without_provenance(self.start), self.bytes),
+            far,
+        };
+        let (numbers, mut words) = own.write();
         let world = comm.world_size();
         let mut all = vec![0_u64; NUMBERS * world];
         comm.all_gather(&numbers, &mut all)?;
@@ -190,38 +189,62 @@ impl Exposed<'_> {
 }
 
 /// The memory of a rank, as it tells of it.
-struct Description {
+pub(super) struct Description {
     bytes: usize,
     dtype: DataType,
     note: Vec<u8>,
     place: Option<Place>,
-    far: Option<Far>,
+    /// For ranks that do not map it: the memory, and the invitation of the port that leads to it.
+    far: Option<(RemoteRegion, Vec<u8>)>,
 }
 
 impl Description {
-    /// `None` for what no rank of this version tells.
-    fn read(numbers: &[u64], text: &[u8]) -> Option<Self> {
-        let [bytes, dtype, segment, offset, note, words] =
+    /// As it travels: numbers, and words, whose length the last number is.
+    pub(super) fn write(&self) -> ([u64; NUMBERS], Vec<u8>) {
+        let mut words = self.note.clone();
+        if let Some((remote, invitation)) = &self.far {
+            words.extend(remote.to_bytes());
+            words.extend(invitation);
+        }
+        let place = self.place;
+        let numbers = [
+            self.bytes as u64,
+            u64::from(self.dtype as u8),
+            place.map_or(0, |place| u64::from(place.segment)),
+            place.map_or(0, |place| place.offset),
+            self.note.len() as u64,
+            words.len() as u64,
+        ];
+        (numbers, words)
+    }
+
+    /// `None` for what no rank of this version tells. The words are followed by zeros where another rank has more of them.
+    pub(super) fn read(numbers: &[u64], words: &[u8]) -> Option<Self> {
+        let [bytes, dtype, segment, offset, note, length] =
             *<&[u64; NUMBERS]>::try_from(numbers).ok()?;
-        let text = text.get(..usize::try_from(words).ok()?)?;
-        let (note, rest) = text.split_at_checked(usize::try_from(note).ok()?)?;
+        let bytes = usize::try_from(bytes).ok()?;
+        let (words, zeros) = words.split_at_checked(usize::try_from(length).ok()?)?;
+        let (note, rest) = words.split_at_checked(usize::try_from(note).ok()?)?;
         let far = match rest.split_first_chunk::<{ RemoteRegion::BYTES }>() {
-            Some((region, invitation)) => Some(Far {
-                invitation: invitation.to_vec(),
-                remote: RemoteRegion::from_bytes(region).ok()?,
-                port: Mutex::new(None),
-                under_way: Mutex::default(),
-            }),
+            Some((region, invitation)) => {
+                Some((RemoteRegion::from_bytes(region).ok()?, invitation.to_vec()))
+            }
             None => None,
         };
-        let segment = u32::try_from(segment).ok()?;
-        Some(Self {
-            bytes: usize::try_from(bytes)
-                .ok()
-                .filter(|bytes| isize::try_from(*bytes).is_ok())?,
+        let place = (segment != 0).then_some(Place {
+            segment: u32::try_from(segment).ok()?,
+            offset,
+        });
+        let is_told = isize::try_from(bytes).is_ok()
+            && zeros.iter().all(|byte| *byte == 0)
+            && (far.is_some() || rest.is_empty())
+            && far.as_ref().is_none_or(|(it, _)| it.len() == bytes as u64)
+            && (place.is_some() || offset == 0);
+        is_told.then_some(Self {
+            bytes,
             dtype: DataType::from_number(u8::try_from(dtype).ok()?)?,
             note: note.to_vec(),
-            place: (segment != 0).then_some(Place { segment, offset }),
+            place,
             far,
         })
     }

@@ -22,6 +22,8 @@
 //! another rank still views stays allocated until a window is made or closed when that rank views it no more.
 
 mod flag;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod meeting;
 mod peer;
 mod state;
@@ -138,7 +140,7 @@ impl Communicator {
             None => error,
         };
         let (peers, port) = own.meet(&comm).map_err(renumber)?;
-        Ok(Window(Own::new(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             comm,
             mask,
             parent: self.shared_group(),
@@ -150,7 +152,10 @@ impl Communicator {
             made: Instant::now(),
             looked: AtomicU64::new(0),
             failure: OnceLock::new(),
-        }))))
+        });
+        let weak = Arc::downgrade(&shared);
+        shared.comm.group().tell_of(weak);
+        Ok(Window(Own::new(shared)))
     }
 }
 

@@ -7,6 +7,7 @@ use super::words::End;
 use crate::communicator::Communicator;
 use crate::error::{Code, Error, Result};
 use crate::heap::{Held, IsOver};
+use crate::interrupts::SLICE;
 use crate::locks::{Condvar, Mutex};
 use crate::one_sided::{Port, RemoteRegion, Transfer};
 use crate::types::DataType;
@@ -34,7 +35,7 @@ pub(super) struct Near {
 
 /// Memory that is reached through a port.
 pub(super) struct Far {
-    pub(super) invitation: Vec<u8>,
+    invitation: Vec<u8>,
     pub(super) remote: RemoteRegion,
     /// Once it has been needed.
     pub(super) port: Mutex<Option<Arc<Port>>>,
@@ -42,6 +43,15 @@ pub(super) struct Far {
 }
 
 impl Far {
+    pub(super) fn new(remote: RemoteRegion, invitation: Vec<u8>) -> Self {
+        Self {
+            invitation,
+            remote,
+            port: Mutex::new(None),
+            under_way: Mutex::default(),
+        }
+    }
+
     /// The connection to it, which the first use makes. The memory is that of the rank at `place` of `comm`.
     pub(super) fn connect(&self, comm: &Communicator, place: usize) -> Result<Arc<Port>> {
         let mut port = self.port.lock();
@@ -78,6 +88,12 @@ impl Far {
         under_way.push(transfer.clone());
     }
 
+    /// The transfers under way: since when, and whether each writes.
+    pub(super) fn under_way(&self) -> Vec<(Instant, bool)> {
+        let under_way = self.under_way.lock();
+        under_way.iter().filter_map(Transfer::under_way).collect()
+    }
+
     /// Waits for all transfers to it, and tells the first failure.
     pub(super) fn wait(&self, until: Option<Instant>) -> Result<()> {
         // They stay in the list meanwhile: another thread that waits must find them.
@@ -110,10 +126,18 @@ struct Taken {
     count: u32,
     /// Messages of a rank that woke this one, and that have not been received.
     owed: u32,
+    /// Since when this rank waits, part by part, and when the last part ended in vain.
+    waits: Option<(Instant, Instant)>,
 }
 
 /// How long the first attempt to connect may take, before the next one, which may take twice as long.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
+
+/// A wait that goes on within this time is the same one: the doors wait in parts.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// How long a thread takes at most from one part of a wait to the next, mostly.
+const BETWEEN: Duration = Duration::from_millis(20);
 
 /// The tag of messages that are signals, or wake a rank that sleeps until there is one.
 pub(super) const SIGNALS: u64 = 0;
@@ -137,6 +161,7 @@ impl Peer {
             && near.end.is_signalled(taken.count)
         {
             taken.count = taken.count.wrapping_add(1);
+            taken.waits = None;
             // There may be more signals, and a thread that waits for its turn.
             self.turn.is_free.notify_one();
             return Ok(true);
@@ -148,12 +173,43 @@ impl Peer {
             Some(near) => near.wait(comm, place, patience, &mut mine),
             None => receive(comm, place, patience),
         };
+        mine.waits = match result {
+            Ok(false) if !patience.is_zero() => Some(mine.in_vain(patience)),
+            _ => None,
+        };
         *self.turn.state.lock() = Taken {
             is_awaited: false,
             ..mine
         };
         self.turn.is_free.notify_one();
         result
+    }
+
+    /// Since when this rank waits for a signal of that one, if it does.
+    pub(super) fn awaited_since(&self) -> Option<Instant> {
+        let taken = *self.turn.state.lock();
+        let now = Instant::now();
+        let longest = match taken.is_awaited {
+            true => SLICE + PAUSE,
+            false => BETWEEN,
+        };
+        match taken.waits {
+            Some((since, last)) if now.saturating_duration_since(last) < longest => Some(since),
+            // It begins, and has read no clock.
+            _ => taken.is_awaited.then_some(now),
+        }
+    }
+}
+
+impl Taken {
+    /// The wait that goes on when a part of it has ended in vain.
+    fn in_vain(&self, part: Duration) -> (Instant, Instant) {
+        let now = Instant::now();
+        let begun = now.checked_sub(part).unwrap_or(now);
+        match self.waits {
+            Some((since, last)) if begun.saturating_duration_since(last) < PAUSE => (since, now),
+            _ => (begun, now),
+        }
     }
 }
 

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::peer::{Near, Peer, closed};
+use super::peer::{Far, Near, Peer, closed};
 use super::words::End;
 use crate::communicator::Communicator;
-use crate::engine::{Group, Mask};
+use crate::engine::{Group, Mask, OfWindow, OnGroup};
 use crate::error::{Code, Error, Result};
 use crate::fork::{Own, PerProcess};
 use crate::heap::{self, IsOver};
@@ -237,6 +237,27 @@ impl Shared {
             drop(far.port.lock().take());
         }
         unused
+    }
+}
+
+impl OnGroup for Shared {
+    fn under_way(&self) -> Vec<OfWindow> {
+        let mut all = Vec::new();
+        for (place, peer) in self.peers.iter().enumerate() {
+            let of = |name, since| OfWindow {
+                name,
+                peer: place,
+                since,
+            };
+            all.extend(peer.awaited_since().map(|since| of("wait_signal", since)));
+            let transfers = peer.far.as_ref().map(Far::under_way).unwrap_or_default();
+            all.extend(transfers.into_iter().map(|(since, writes)| match writes {
+                true => of("put", since),
+                false => of("get", since),
+            }));
+        }
+        all.sort_by_key(|it| it.since);
+        all
     }
 }
 

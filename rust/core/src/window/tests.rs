@@ -484,3 +484,59 @@ fn sizes_that_differ_are_refused_on_all_ranks() {
         }
     });
 }
+
+/// The operations of this rank in the window's group, once they are as `is_so` says.
+fn operations(player: &Player, is_so: impl Fn(&[serde_json::Value]) -> bool) {
+    let until = Instant::now() + SOON;
+    loop {
+        let status = player.window.communicator().group().status();
+        let operations = status["operations"].as_array().expect("a list");
+        if is_so(operations) {
+            return;
+        }
+        assert!(Instant::now() < until, "{status}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn the_status_of_a_rank_tells_for_whose_signal_and_fence_it_waits() {
+    play(
+        2,
+        |_| true,
+        |player| {
+            let (window, other) = (&player.window, 1 - player.comm.rank());
+            if other == 0 {
+                thread::scope(|scope| {
+                    // In parts, as the doors wait.
+                    let wait = || while !window.try_wait_signal(0, Some(SLICE)).unwrap() {};
+                    scope.spawn(wait);
+                    operations(player, |all| {
+                        let longer = |it: &serde_json::Value| {
+                            it["seconds"].as_f64() > Some(3.0 * SLICE.as_secs_f64())
+                        };
+                        all.len() == 1
+                            && all[0]["name"] == "wait_signal"
+                            && all[0]["waits_for"] == serde_json::json!([0])
+                            && longer(&all[0])
+                    });
+                    window.signal(0).unwrap();
+                });
+                operations(player, <[_]>::is_empty);
+                thread::scope(|scope| {
+                    scope.spawn(|| window.fence().unwrap());
+                    operations(player, |all| {
+                        let name = all.first().and_then(|it| it["name"].as_str());
+                        name.is_some_and(|name| name.starts_with("fence #"))
+                    });
+                    window.signal(0).unwrap();
+                });
+            } else {
+                window.wait_signal(1, Some(SOON)).unwrap();
+                window.signal(1).unwrap();
+                window.wait_signal(1, Some(SOON)).unwrap();
+                window.fence().unwrap();
+            }
+        },
+    );
+}

@@ -1,7 +1,10 @@
 //! The services of a group for the windows that stand on it: the memory of its peers on this host, and short waits.
 
+use std::sync::Weak;
+
 use crate::engine::drive::blocking::Turn;
 use crate::engine::state::Group;
+use crate::engine::waits::OnGroup;
 use crate::error::Result;
 use crate::heap::{Held, IsOver, Place};
 use crate::transport::endpoint::Lane;
@@ -9,6 +12,11 @@ use crate::transport::{Page, Shareable};
 use crate::types::Rank;
 
 impl Group {
+    /// The status of the group tells of `window` from now on.
+    pub(crate) fn tell_of(&self, window: Weak<dyn OnGroup>) {
+        let _ = self.window.set(window);
+    }
+
     /// Whether `peer` reaches `bytes` bytes from the address `start` on where they lie; `None` until it has said so. The link
     /// for messages to it is open.
     pub(crate) fn is_reached(&self, peer: Rank, (start, bytes): (usize, usize)) -> Option<bool> {

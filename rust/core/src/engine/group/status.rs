@@ -1,15 +1,16 @@
 //! The state of a group while it runs or hangs, for `unisono status`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Weak;
 
 use serde_json::{Value, json};
 
 use crate::engine::group::step::visit_waits;
-use crate::engine::message::matching::UnderWay;
 use crate::engine::state::{Core, Group};
+use crate::engine::waits::OfWindow;
 use crate::engine::work::WorkState;
 use crate::transport::keys::Hex;
-use crate::types::Rank;
+use crate::types::{Collective, Rank};
 
 impl Group {
     /// The group as this rank sees it: its members, the operations under way with the ranks that each waits for, the last
@@ -31,19 +32,25 @@ impl Group {
             "failure_code": failure.as_ref().map(|error| error.code.name()),
             "failure_rank": failure.as_ref().and_then(|error| error.peer),
         });
+        // Before the lock: a window asks other groups.
+        let window = self.window.get().and_then(Weak::upgrade);
+        let of_window = window.map(|window| window.under_way());
         let core = self.core.lock();
         let mut operations = self.collectives(&core);
         let messages = core.matching.under_way();
-        operations.extend(messages.map(|UnderWay { work, peer, bytes }| {
-            let mut operation = self.operation(work);
+        // The window itself tells of its waits for signals.
+        let messages = messages.filter(|message| !(message.is_probe && of_window.is_some()));
+        operations.extend(messages.map(|message| {
+            let mut operation = self.operation(message.work);
             // A receive from any rank waits for whichever comes.
-            operation["waits_for"] = peer.into_iter().collect();
-            operation["bytes"] = bytes.into();
+            operation["waits_for"] = message.peer.into_iter().collect();
+            operation["bytes"] = message.bytes.into();
             operation
         }));
         if !operations.is_empty() {
             status["waits"] = self.describe_waits(&core).into();
         }
+        operations.extend(of_window.into_iter().flatten().map(|it| self.told(it)));
         status["operations"] = operations.into();
         status["collectives"] = core.sequence.into();
         status["messages"] = core.messages.into();
@@ -116,7 +123,18 @@ impl Group {
 
     fn operation(&self, work: &WorkState) -> Value {
         let age = self.clock.now().saturating_duration_since(work.started);
-        json!({"name": work.name(), "seconds": age.as_secs_f64()})
+        let is_fence = self.window.get().is_some() && work.collective == Collective::Barrier;
+        let name = match is_fence {
+            true => format!("fence #{}", work.sequence),
+            false => work.name(),
+        };
+        json!({"name": name, "seconds": age.as_secs_f64()})
+    }
+
+    fn told(&self, of_window: OfWindow) -> Value {
+        let OfWindow { name, peer, since } = of_window;
+        let age = self.clock.now().saturating_duration_since(since);
+        json!({"name": name, "seconds": age.as_secs_f64(), "waits_for": [peer]})
     }
 }
 

@@ -262,7 +262,10 @@ impl Group {
             },
         );
         let mut messages = core.matching.under_way();
-        for UnderWay { work, peer, bytes } in messages.by_ref().take(WAITS_NAMED - waits.len()) {
+        for UnderWay {
+            work, peer, bytes, ..
+        } in messages.by_ref().take(WAITS_NAMED - waits.len())
+        {
             let peer = peer.map_or_else(|| "any rank".to_owned(), |rank| self.name_of(rank));
             waits.push(format!("{} waits for {peer} ({bytes} bytes)", work.name()));
         }

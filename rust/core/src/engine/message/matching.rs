@@ -58,6 +58,7 @@ pub(crate) struct UnderWay<'a> {
     /// The rank that it cannot end without; `None`: any rank will do.
     pub(crate) peer: Option<Rank>,
     pub(crate) bytes: usize,
+    pub(crate) is_probe: bool,
 }
 
 /// Whether what is under way can end without a rank.
@@ -140,6 +141,7 @@ impl Matching {
             work: &posted.work,
             peer: posted.from,
             bytes: posted.bytes(),
+            is_probe: posted.is_probe,
         });
         let met = self.peers.iter().enumerate().flat_map(|(rank, peer)| {
             let under_way = peer.under_way();
@@ -147,6 +149,7 @@ impl Matching {
                 work,
                 peer: Some(rank),
                 bytes,
+                is_probe: false,
             })
         });
         posted.chain(met)
