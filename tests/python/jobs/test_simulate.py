@@ -38,7 +38,8 @@ def test_the_wire_decides_the_time() -> None:
 
 def test_every_collective_ends_with_its_result() -> None:
     names = ["reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter"]
-    calls = [*(f"{name}:96K:1" for name in names), "all_to_all:96K", "scan:96K", "exscan", "barrier"]
+    calls = [f"{name}:96K:1" for name in names]
+    calls += ["all_to_all:96K", "scan:96K", "exscan", "barrier"]
     for rank in ranks(*calls, "--ranks", "6", "--hosts", "3"):
         assert [call["call"] for call in rank] == list(range(10))
         assert all(call["ended"] and not call["error"] for call in rank)
@@ -60,7 +61,7 @@ def test_a_death_in_a_ring_reaches_all_and_names_the_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "words", "ends"),
+    "event, words, ends",
     [
         (("--dark", "1@100us"), "timed out after 10.000 s", 10.0),
         (("--skips", "1@0"), "the operation differs", 0.0),
@@ -98,7 +99,7 @@ def test_the_table_has_the_calls_and_each_error_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments, words",
     [
         ((), "no call"),
         (("foo",), "none of all_reduce"),

@@ -18,9 +18,9 @@ pytest.importorskip("torch.distributed")
 
 OURS = "torch_lifecycle_ranks"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# Memory that 200 groups may leave in a process: torch keeps a little of each, rank 0 the keys of its
-# store, and lists of a fixed length fill up, 2 to 3 MiB in all. The next 3,000 groups leave 2 to 5
-# KiB each, as with gloo (1 to 2). A socket buffer or a thread's stack would be more.
+# Memory that 200 groups may leave in a process: torch keeps a little of each, rank 0 the keys of
+# its store, and lists of a fixed length fill up, 2 to 3 MiB in all. The next 3,000 groups leave 2
+# to 5 KiB each, as with gloo (1 to 2). A socket buffer or a thread's stack would be more.
 MEMORY = 6 << 20
 
 
