@@ -363,16 +363,22 @@ impl Symmetric {
     }
 
     fn late(&self, place: usize, from: u32, patience: &Patience) -> Error {
-        let missing = match from {
-            0 => "has not taken the signal before",
-            _ => "has not signalled",
-        };
         let name = self.pads.window.0.name(place);
         let waited = patience.limit.unwrap_or_default().as_secs_f64();
-        Error::new(
-            Code::Timeout,
-            format!("{name} {missing} within {waited:.3} s"),
-        )
+        match from {
+            0 => Error::new(
+                Code::Timeout,
+                format!(
+                    "the signal before was not taken by {name} within {waited:.3} s; does it wait for each one?"
+                ),
+            ),
+            _ => Error::new(
+                Code::Timeout,
+                format!(
+                    "no signal came from {name} within {waited:.3} s; does it send one for each wait here?"
+                ),
+            ),
+        }
     }
 
     /// The signals are in disorder: no rank is to wait for them, or to be misled by them.

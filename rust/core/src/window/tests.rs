@@ -453,9 +453,10 @@ fn a_barrier_that_fails_is_the_end_for_all() {
             assert!(after.message.contains("no further use"), "{after}");
         } else {
             let error = met.wait_signal(0, 3, Some(SOON)).unwrap_err();
-            assert_eq!(
-                (error.code, error.peer),
-                (Code::Aborted, Some(0)),
+            assert_eq!(error.peer, Some(0), "{error}");
+            // The other rank leaves its group soon after.
+            assert!(
+                matches!(error.code, Code::Aborted | Code::PeerLost),
                 "{error}"
             );
         }
