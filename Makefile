@@ -182,7 +182,7 @@ test-python: setup c launcher test-tools ## Run the Python and torch tests but f
 test-free-threaded: prerequisites ## Build for a Python without a GIL, and test NumPy's door on it (FREE_THREADED=python3.14t)
 	$(if $(FREE_THREADED),,$(error name a Python without a GIL: make test-free-threaded FREE_THREADED=python3.14t))
 	@tools/build-free-threaded.sh "$(FREE_THREADED)" $(TARGET)
-	PYTHON_GIL=0 $(TARGET)/free-threaded/bin/python -m pytest -q -rs $(or $(TEST),tests/python/numpy)
+	PYTHON_GIL=0 PYTHONPATH="$(CURDIR)/python" $(TARGET)/free-threaded/bin/python -m pytest -q -rs $(or $(TEST),tests/python/numpy)
 
 .PHONY: test-c
 test-c: setup c test-tools ## Run the tests of the C and C++ headers alone
