@@ -142,9 +142,15 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ra
   const auto before = std::count_if(excluded.begin(), excluded.end(),
                                     [me](size_t rank) { return static_cast<int>(rank) < me; });
   const auto& base = opts ? opts : options_;
+  auto options = c10::make_intrusive<Options>(*base);
+  auto& global = options->global_ranks_in_group;
+  if (global.size() == static_cast<size_t>(getSize())) {
+    std::for_each(excluded.rbegin(), excluded.rend(),
+                  [&global](size_t rank) { global.erase(global.begin() + rank); });
+  }
   auto backend =
       c10::make_intrusive<Backend>(std::move(left.group), me - before, getSize() - excluded.size(),
-                                   c10::make_intrusive<Options>(*base), settings_);
+                                   std::move(options), settings_);
   backend->setTimeout(base->timeout);
   return backend;
 }

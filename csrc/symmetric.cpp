@@ -25,9 +25,10 @@ class KeptBlock final : public Keeper {
 };
 
 // The result of a rendezvous in a group. A group that was made anew, under the same name, has
-// another handle.
+// another handle, and one with other members another generation.
 struct Known {
   std::weak_ptr<Handle> handle;
+  uint64_t generation;
   SymmetricAllocator::Pointer blocks;
 };
 
@@ -160,11 +161,15 @@ SymmetricAllocator::Pointer SymmetricAllocator::rendezvous(
     wrong_value("group", c10::str("the group \"", *name, "\" is not served by unisono"));
   }
   const auto& handle = backend->handle();
+  const uint64_t generation = handle->generation();
   {
     std::lock_guard lock(allocations().mutex);
     auto& known = allocations().all.at(ptr).known;
     const auto found = known.find(*name);
-    if (found != known.end() && found->second.handle.lock() == handle) return found->second.blocks;
+    if (found != known.end() && found->second.handle.lock() == handle &&
+        found->second.generation == generation) {
+      return found->second.blocks;
+    }
   }
   Met met =
       unisono::rendezvous(*handle->group, block->piece(), symmetric_memory::get_signal_pad_size(),
@@ -176,7 +181,7 @@ SymmetricAllocator::Pointer SymmetricAllocator::rendezvous(
   Pointer before;
   std::lock_guard lock(allocations().mutex);
   auto& known = allocations().all.at(ptr).known[*name];
-  before = std::exchange(known, Known{handle, blocks}).blocks;
+  before = std::exchange(known, Known{handle, generation, blocks}).blocks;
   return blocks;
 }
 

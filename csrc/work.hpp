@@ -41,7 +41,10 @@ struct Handle {
   void renew() const {
     left_ = false;
     reported_ = false;
+    ++generation_;
   }
+  // How often its members have changed.
+  uint64_t generation() const { return generation_; }
 
   // For good: a graph may use them whenever it is run.
   void retain(std::vector<Kept> kept) {
@@ -81,6 +84,7 @@ struct Handle {
  private:
   const bool ends_;
   mutable std::atomic<bool> left_ = false;
+  mutable std::atomic<uint64_t> generation_ = 0;
   mutable std::atomic<bool> reported_ = false;
   std::atomic<size_t> on_device_ = 0;
   std::mutex mutex_;

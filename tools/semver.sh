@@ -20,7 +20,7 @@ if [ -z "$baseline" ]; then
     exit 1
   fi
   # The tag of a release that is this commit is not before it.
-  baseline=$(git tag --merged HEAD --no-contains HEAD --sort=-version:refname --list 'v[0-9]*.[0-9]*.[0-9]*' | head -n 1)
+  baseline=$(git tag --merged HEAD --no-contains HEAD --sort=-version:refname --list 'v[0-9]*.[0-9]*.[0-9]*' | grep -v -- - | head -n 1 || true)
   if [ -z "$baseline" ]; then
     echo "semver: there is no release yet, nothing is compared: it will be with the last tag v*;" \
       "make semver BASELINE=REVISION compares with any commit"

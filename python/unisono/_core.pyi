@@ -106,6 +106,7 @@ def _simulate(
     event: tuple[str, int, float, float] | None,
     settings: Sequence[tuple[str, str]],
     seed: int,
+    story: bool,
 ) -> dict[str, Any]: ...
 def _world(seed: int) -> str: ...
 def launch(

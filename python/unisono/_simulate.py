@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from unisono import _explain
 from unisono._explain import in_bytes, in_seconds
+from unisono.errors import Error
 
 _EXAMPLES = """\
 examples:
@@ -35,7 +37,7 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 def simulate(arguments: Sequence[str], name: str) -> int:
     """Print what happens, and return the exit status: 1 where a call fails."""
     parser = command_line(name)
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_intermixed_args(arguments)
     from unisono import _native
 
     if chosen.world is not None:
@@ -58,9 +60,13 @@ def simulate(arguments: Sequence[str], name: str) -> int:
             event=events[0] if events else None,
             settings=chosen.set,
             seed=chosen.seed,
+            story=chosen.story or chosen.json,
         )
     except ValueError as error:
         parser.error(str(error))
+    except Error as error:
+        print(f"{name} simulate: {error}", file=sys.stderr)
+        return 1
     failed = any(call["error"] for rank in answer["ranks"] for call in rank)
     if chosen.json:
         print(json.dumps({"hosts": hosts, **answer}))
@@ -126,37 +132,55 @@ def command_line(name: str) -> argparse.ArgumentParser:
     add("--latency", type=float, default=20, metavar="US", help="from host to host (20)")
     add("--rate", type=float, default=1.2, metavar="GB/S", help="out of each host (1.2)")
     for event, (form, meaning) in _EVENTS.items():
-        add(f"--{event}", type=_event, metavar=form, help=meaning)
+        add(f"--{event}", type=_EventOf(event, form), metavar=form, help=meaning)
     add("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="a setting")
-    add("--seed", type=int, default=0, help="another order of the ranks' turns (0)")
+    add("--seed", type=_number, default=0, help="another order of the ranks' turns (0)")
     add("--story", action="store_true", help="print all events in time")
     add("--json", action="store_true", help="print everything as JSON")
-    add("--world", type=int, metavar="SEED", help="a world of unisono's own tests instead")
+    add("--world", type=_number, metavar="SEED", help="a world of unisono's own tests instead")
     return parser
 
 
 def _call(written: str) -> tuple[str, int, int]:
     name, _, rest = written.partition(":")
     size, _, root = rest.partition(":")
-    if root and not root.isdigit():
-        raise argparse.ArgumentTypeError(f"the root {root!r} is no rank")
-    return name, _explain.size(size) if size else 1 << 20, int(root or 0)
+    if name == "barrier":
+        return name, 0, 0
+    return name, _explain.size(size) if size else 1 << 20, _number(root or "0")
 
 
-def _event(written: str) -> tuple[int, float, float]:
-    rank, _, times = written.partition("@")
-    at, _, lasts = times.partition("+")
-    if not rank.isdigit() or not at:
-        raise argparse.ArgumentTypeError(f"{written!r} has no form like 3@400us")
-    return int(rank), _seconds(at), _seconds(lasts) if lasts else 1.0
+def _number(written: str) -> int:
+    if not written.isdigit() or int(written) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{written!r} is no number from 0 on")
+    return int(written)
+
+
+class _EventOf:
+    """Reads an event of one kind: the rank, the time or the call, and how long it lasts."""
+
+    def __init__(self, kind: str, form: str) -> None:
+        self.kind, self.form = kind, form
+
+    def __call__(self, written: str) -> tuple[int, float, float]:
+        rank, _, times = written.partition("@")
+        at, plus, lasts = times.partition("+")
+        wanted = "+" in self.form
+        if not rank.isdigit() or not at or bool(lasts) != wanted or bool(plus) != wanted:
+            raise argparse.ArgumentTypeError(f"{written!r} has not the form {self.form}")
+        if self.kind == "skips":
+            return _number(rank), float(_number(at)), 0.0
+        return _number(rank), _seconds(at), _seconds(lasts) if wanted else 0.0
 
 
 def _seconds(written: str) -> float:
     number = written.rstrip("mus")
     try:
-        return float(number) * _UNITS[written[len(number) :] or "s"]
+        seconds = float(number) * _UNITS[written[len(number) :] or "s"]
     except (ValueError, KeyError):
-        raise argparse.ArgumentTypeError(f"{written!r} is no time like 400us, 3ms or 5s") from None
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{written!r} is no time like 400us, 3ms or 5s")
+    return seconds
 
 
 def _setting(written: str) -> tuple[str, str]:

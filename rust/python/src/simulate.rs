@@ -35,10 +35,12 @@ type Told = (String, usize, f64, f64);
 ///     Bytes a second that leave a host.
 /// event : (str, int, float, float), optional
 ///     "dies", "dark", "breaks", "stops" or "skips", the rank, when (seconds, or the number of the call), and for how long.
-/// settings : dict of str
+/// settings : list of (str, str)
 ///     Names and values of settings.
 /// seed : int
 ///     Decides which rank moves first where several can.
+/// story : bool
+///     Whether the events are told.
 ///
 /// Returns
 /// -------
@@ -51,7 +53,7 @@ type Told = (String, usize, f64, f64);
 /// ValueError
 ///     For a job that cannot be.
 #[pyfunction]
-#[pyo3(name = "_simulate", signature = (hosts, calls, *, latency, rate, event, settings, seed))]
+#[pyo3(name = "_simulate", signature = (hosts, calls, *, latency, rate, event, settings, seed, story))]
 #[expect(clippy::too_many_arguments, reason = "each is a keyword of Python's")]
 fn simulate<'py>(
     py: Python<'py>,
@@ -62,6 +64,7 @@ fn simulate<'py>(
     event: Option<Told>,
     settings: Vec<(String, String)>,
     seed: u64,
+    story: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let calls = calls.iter().map(|(name, bytes, root)| {
         let collective = named("the operation", name, &Collective::ALL, Collective::name)?;
@@ -79,10 +82,21 @@ fn simulate<'py>(
         event: event.map(event_of).transpose()?,
         settings,
         seed,
+        story,
     };
-    let report = py
-        .detach(|| unisono::simulate::simulate(&job))
-        .map_err(|error| exception(py, &error))?;
+    let mut raised = None;
+    let goes_on = || match Python::attach(|py| py.check_signals()) {
+        Ok(()) => true,
+        Err(error) => {
+            raised = Some(error);
+            false
+        }
+    };
+    let report = py.detach(|| unisono::simulate::simulate(&job, goes_on));
+    if let Some(raised) = raised {
+        return Err(raised);
+    }
+    let report = report.map_err(|error| exception(py, &error))?;
     let ranks = PyList::empty(py);
     for calls in &report.ranks {
         let list = PyList::empty(py);

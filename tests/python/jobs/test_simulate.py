@@ -36,6 +36,32 @@ def test_the_wire_decides_the_time() -> None:
         assert 8.38e-3 < last < 1.1 * 8.39e-3
 
 
+def test_ranks_take_their_turns_at_the_same_time() -> None:
+    # Six rounds, 20 us each.
+    calls = [rank[0] for rank in ranks("barrier", "--ranks", "64", "--hosts", "64")]
+    assert 120e-6 <= max(call["ended"] for call in calls) < 130e-6
+    calls = [rank[0] for rank in ranks("barrier", "--ranks", "16", "--hosts", "1")]
+    assert max(call["ended"] for call in calls) < 10e-6
+
+
+def test_a_job_without_an_end_is_given_up() -> None:
+    job = ("all_reduce:1M", "--hosts", "4", "--set", "timeout=none", "--dark", "1@100us")
+    assert "has not ended after a day of its time" in simulate(*job, status=1).stderr
+
+
+def test_too_short_a_timeout_is_no_fault() -> None:
+    found = ranks("all_reduce:16M", "--rate", "0.001", "--set", "timeout=5", status=1)
+    assert all("timed out after 5.000 s" in call["error"] for [call] in found)
+
+
+def test_a_host_that_is_cut_off_takes_all_of_its_ranks_along() -> None:
+    job = ("all_reduce:1M", "--ranks", "4", "--hosts", "2", "--set", "timeout=10")
+    for rank, [call] in enumerate(ranks(*job, "--dark", "1@100us", status=1)):
+        assert "timed out" in call["error"]
+        other = ("host 1", "host 0")[rank // 2]
+        assert other in call["error"]
+
+
 def test_every_collective_ends_with_its_result() -> None:
     names = ["reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter"]
     calls = [f"{name}:96K:1" for name in names]
@@ -105,10 +131,18 @@ def test_the_table_has_the_calls_and_each_error_once() -> None:
         (("foo",), "none of all_reduce"),
         (("send",), "send is a message"),
         (("barrier", "--ranks", "65", "--hosts", "2"), "2 to 64 can be simulated"),
-        (("all_reduce:1G",), "need more memory"),
+        (("all_reduce:1G",), "ask for fewer"),
         (("barrier", "--dies", "4@1ms"), "there is no rank 4 among 4"),
         (("barrier", "--skips", "1@1"), "there is no call 1 among 1"),
-        (("barrier", "--dies", "1"), "no form like 3@400us"),
+        (("barrier", "--dies", "1"), "has not the form RANK@TIME"),
+        (("barrier", "--dies", "1@1ms+2s"), "has not the form RANK@TIME"),
+        (("barrier", "--stops", "1@1ms"), "has not the form RANK@TIME+TIME"),
+        (("barrier", "--skips", "1@0.5"), "is no number"),
+        (("barrier", "--dies", "1@1e19s"), "no time like 400us"),
+        (("barrier", "--latency", "1e24"), "is more than a day"),
+        (("barrier", "--seed", "-1"), "is no number"),
+        (("all_reduce:9223372036854775808", "all_reduce:9223372036854775808"), "ask for fewer"),
+        (("all_reduce:4",), "an element of 4 bytes each at least"),
         (("barrier", "--dies", "1@soon"), "no time like 400us"),
         (("barrier", "--dies", "1@1ms", "--dark", "1@1ms"), "one event at a time"),
         (("barrier", "--rate", "0"), "0 bytes a second"),

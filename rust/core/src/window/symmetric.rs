@@ -40,6 +40,8 @@ pub struct Symmetric {
     pads: Part,
     /// The length of a pad in bytes, without the count of sleepers.
     pad: usize,
+    /// The own pad, which a window that is closed lets go of.
+    _words: Arc<Buffer<u8>>,
 }
 
 /// A window, and the memory of each rank of it. The views end before the window does.
@@ -141,11 +143,17 @@ impl Communicator {
         let bytes = pad.next_multiple_of(SLEEPERS) + SLEEPERS;
         let mut words = Buffer::<u8>::zeroed(bytes);
         let start = words.as_mut_ptr();
+        let words = Arc::new(words);
         // SAFETY: the caller's promise is the one asked for here.
         let memory = unsafe { Part::open(self, memory, owner)? };
         // SAFETY: the buffer is its owner, and is used by atomic operations alone.
-        let pads = unsafe { Part::open(self, (start, bytes), Box::new(words))? };
-        let mut made = Symmetric { memory, pads, pad };
+        let pads = unsafe { Part::open(self, (start, bytes), Box::new(Arc::clone(&words)))? };
+        let mut made = Symmetric {
+            memory,
+            pads,
+            pad,
+            _words: words,
+        };
         let memory = made.memory.view_all("symmetric memory");
         let viewed = memory.and_then(|()| made.pads.view_all("a signal pad"));
         // Before that no rank lets go of what another one is about to look at.
@@ -261,7 +269,7 @@ impl Symmetric {
         let start = self.pads.start(to)?;
         let at = |bytes: usize| {
             // SAFETY: within the pad of `to`, which was compared with the own one, and is aligned as the heap aligns. It stays
-            // while `self` lives: it is a buffer that the own window keeps, or there is a view of it. All ranks use the word
+            // while `self` lives, which keeps the own one and views of the others. All ranks use the word
             // by atomic operations; whatever a peer writes there is a number.
             unsafe { AtomicU32::from_ptr(start.add(bytes).cast()) }
         };
@@ -315,6 +323,9 @@ impl Symmetric {
         group.look_until(look)?;
         let mut has_slept = false;
         while tried.get().is_err() {
+            // An exception of a handler ends the wait, whatever comes meanwhile.
+            interrupts::check()
+                .map_err(|reason| Error::new(Code::Aborted, format!("interrupted: {reason}")))?;
             let may_come = self.check(place);
             let slice = patience.slice();
             signal.arm();
@@ -344,8 +355,6 @@ impl Symmetric {
     /// Whether a signal to or from this rank may still come.
     fn check(&self, place: usize) -> Result<()> {
         let it = &self.pads.window.0;
-        interrupts::check()
-            .map_err(|reason| Error::new(Code::Aborted, format!("interrupted: {reason}")))?;
         it.check_usable()?;
         it.check_parent()?;
         let group = it.comm.group();

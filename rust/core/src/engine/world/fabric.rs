@@ -78,7 +78,7 @@ struct End {
 pub(super) struct Conditions {
     pub(super) latency: Duration,
     /// For a byte.
-    pub(super) picoseconds: u64,
+    pub(super) femtoseconds: u64,
     /// Bytes under way at the same time.
     pub(super) buffer: usize,
     /// The most bytes that go or come with one call.

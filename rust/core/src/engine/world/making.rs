@@ -67,7 +67,7 @@ pub(super) fn connect(
     scenario: &Scenario,
     fabric: &Arc<Fabric>,
     (random, start): (&mut Random, Instant),
-) -> Vec<(Instant, Seat, Mail)> {
+) -> Result<Vec<(Instant, Seat, Mail)>> {
     let mut opening = Vec::new();
     let ring = groups[0].config.ring_bytes.bytes();
     for upper in 0..scenario.world {
@@ -75,7 +75,7 @@ pub(super) fn connect(
             for lane in [Lane::Collective, Lane::PointToPoint] {
                 let is_near = scenario.hosts[upper] == scenario.hosts[lower];
                 let [a, b]: [Box<dyn Link>; 2] = if is_near {
-                    let (a, b) = local::pair(ring).expect("memory");
+                    let (a, b) = local::pair(ring)?;
                     [Box::new(a), Box::new(b)]
                 } else {
                     let ends = [lower, upper].map(|rank| {
@@ -99,14 +99,14 @@ pub(super) fn connect(
             }
         }
     }
-    opening
+    Ok(opening)
 }
 
 /// The properties of one direction of a link.
 fn conditions(random: &mut Random) -> Conditions {
     Conditions {
         latency: Duration::from_nanos(1_000 + random.length(2_000_000) as u64),
-        picoseconds: 1000 * random.length(50) as u64,
+        femtoseconds: 1_000_000 * random.length(50) as u64,
         buffer: 1024 + random.length(200_000),
         at_once: random.pick(&[1 << 20, 1 << 20, 4096, 100, 33]),
         host: None,
@@ -118,7 +118,7 @@ fn asked_for(asked: Asked, host: usize) -> Conditions {
     let under_way = asked.latency.as_secs_f64() / asked.byte;
     Conditions {
         latency: asked.latency,
-        picoseconds: (asked.byte * 1e12) as u64,
+        femtoseconds: (asked.byte * 1e15) as u64,
         // As systems have it: twice the bytes that are under way at the full rate.
         buffer: (4 << 20).max(2 * under_way as usize),
         at_once: usize::MAX,

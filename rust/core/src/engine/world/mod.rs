@@ -167,7 +167,7 @@ impl World {
         for (team, scenario) in teams.iter().enumerate() {
             let groups = making::groups(scenario, &clock)?;
             let seats = (&groups[..], players.len());
-            let links = making::connect(seats, scenario, &fabric, (&mut random, start));
+            let links = making::connect(seats, scenario, &fabric, (&mut random, start))?;
             opening.extend(links);
             let ranks = groups.into_iter().enumerate();
             players.extend(ranks.map(|(rank, group)| {
@@ -178,7 +178,11 @@ impl World {
         }
         Ok(Self {
             players,
-            story: is_told.then(|| format!("{teams:#?}\n")),
+            // Those who ask for a world know what they have asked for.
+            story: is_told.then(|| match teams[0].asked {
+                Some(_) => String::new(),
+                None => format!("{teams:#?}\n"),
+            }),
             teams,
             clock,
             start,
@@ -214,36 +218,41 @@ impl World {
     }
 
     fn run(&mut self) {
-        let turns = if self.is_asked() { 400 * TURNS } else { TURNS };
-        for _ in 0..turns {
-            self.strike();
-            self.open();
-            let now = self.clock.now();
-            for seat in self.fabric.take_calls() {
-                self.players[seat].wake(now);
-            }
-            let seats = self.players.iter().enumerate();
-            let ready = seats.filter(|(_, player)| player.can_move(now));
-            let ready: Vec<Seat> = ready.map(|(seat, _)| seat).collect();
-            if ready.is_empty() {
-                match self.next_moment() {
-                    Some(moment) => self.clock.advance(moment),
-                    None => return,
-                }
-                continue;
-            }
-            let seat = self.random.pick(&ready);
-            self.turn(seat);
-            if !self.faults.is_empty() {
+        for _ in 0..TURNS {
+            if !self.advance() {
                 return;
             }
-            let takes = match self.is_asked() {
-                true => TURN,
-                false => Duration::from_nanos(self.random.below(2_000) as u64),
-            };
-            self.clock.advance(now + takes);
         }
         self.faults.push("it moves for ever".into());
+    }
+
+    /// One turn, or the way to the next moment at which something happens. False: all is quiet, or something does not hold.
+    fn advance(&mut self) -> bool {
+        self.strike();
+        self.open();
+        let now = self.clock.now();
+        for seat in self.fabric.take_calls() {
+            self.players[seat].wake(now);
+        }
+        let seats = self.players.iter().enumerate();
+        let ready = seats.filter(|(_, player)| player.can_move(now));
+        let ready: Vec<Seat> = ready.map(|(seat, _)| seat).collect();
+        if ready.is_empty() {
+            let next = self.next_moment();
+            next.inspect(|moment| self.clock.advance(*moment));
+            return next.is_some();
+        }
+        let seat = self.random.pick(&ready);
+        self.turn(seat);
+        match self.is_asked() {
+            // The others take their turns at the same time.
+            true => self.players[seat].busy_until = Some(now + TURN),
+            false => {
+                let takes = Duration::from_nanos(self.random.below(2_000) as u64);
+                self.clock.advance(now + takes);
+            }
+        }
+        self.faults.is_empty()
     }
 
     /// When something happens next by itself.
@@ -277,7 +286,7 @@ impl World {
             }
             match fault {
                 Fault::Death { loses, .. } => self.kill(seat, loses),
-                Fault::Dark { .. } => self.fabric.darken(seat),
+                Fault::Dark { .. } => self.darken(seat),
                 Fault::Outage { at, lasts, .. } => {
                     self.fabric.interrupt(seat, self.start + at + lasts);
                 }
@@ -290,6 +299,19 @@ impl World {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// A world that was asked for loses the host, with all of its ranks.
+    fn darken(&self, seat: Seat) {
+        let host = |seat: Seat| self.scenario(seat).hosts[self.players[seat].rank];
+        match self.is_asked() {
+            true => {
+                let all = 0..self.players.len();
+                let there = all.filter(|other| host(*other) == host(seat));
+                there.for_each(|other| self.fabric.darken(other));
+            }
+            false => self.fabric.darken(seat),
         }
     }
 

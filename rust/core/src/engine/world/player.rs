@@ -32,6 +32,8 @@ pub(super) struct Player {
     /// Between two calls it computes.
     pub(super) computes_until: Option<Instant>,
     pub(super) paused_until: Option<Instant>,
+    /// It takes a turn until then.
+    pub(super) busy_until: Option<Instant>,
     pub(super) attends_at: Instant,
     /// When it was about to leave first.
     pub(super) closes_since: Option<Instant>,
@@ -121,6 +123,7 @@ impl Player {
             leads,
             computes_until: None,
             paused_until: None,
+            busy_until: None,
             attends_at: now + ATTENTION,
             closes_since: None,
             seen: 0,
@@ -143,7 +146,11 @@ impl Player {
 
     /// Whether it runs now, or has a reason to.
     pub(super) fn can_move(&self, now: Instant) -> bool {
-        if matches!(self.stage, Stage::Gone) || self.paused_until.is_some_and(|until| now < until) {
+        let is_held = |until: Option<Instant>| until.is_some_and(|until| now < until);
+        if matches!(self.stage, Stage::Gone)
+            || is_held(self.paused_until)
+            || is_held(self.busy_until)
+        {
             return false;
         }
         let attends = self.attends_at <= now;
@@ -174,9 +181,11 @@ impl Player {
         };
         // A group that sleeps for what it needs is not attended to.
         let attends = (!matches!(self.sleep, Sleep::Armed { .. })).then_some(self.attends_at);
-        let own = asked.into_iter().chain(attends);
+        let again = self.busy_until.filter(|_| self.sleep == Sleep::Awake);
+        let own = asked.into_iter().chain(attends).chain(again);
         let next = own.chain(self.computes_until.filter(|_| is_idle)).min()?;
-        Some(self.paused_until.map_or(next, |until| next.max(until)))
+        let held = self.paused_until.into_iter().chain(self.busy_until);
+        Some(held.fold(next, Instant::max))
     }
 
     /// Something has rung, or it is time.

@@ -3,8 +3,8 @@
 //!
 //! All that unisono does is real: the choice of an algorithm, its plan, messages, deaths and who hears of them. Simulated are
 //! the links between hosts, which have a latency and a rate (one way out for each host, shared by its ranks), and the time: a
-//! rank's turn takes half a microsecond, bytes inside a host none. So times are those of the wire. Elements really move,
-//! through the memory of this process.
+//! turn of a rank, in which it moves all that can be moved, takes half a microsecond, bytes inside a host none. So times are
+//! those of the wire. Elements really move, through the memory of this process.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,21 @@ use super::program::{Call, Step};
 use super::random::Random;
 use super::scenario::{Asked, Fault, Scenario};
 use super::{Found, World};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::plan::Algorithm;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 /// The most ranks of a job.
 pub const MOST_RANKS: usize = 64;
 
-/// The most bytes of all buffers of a job together.
-pub const MOST_BYTES: usize = 1 << 30;
+/// The most bytes of the longer buffers of all calls and ranks together. The process needs some times as many.
+pub const MOST_BYTES: usize = 256 << 20;
+
+/// The longest time of a job, and of anything in it.
+pub const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// Turns from one look whether it goes on to the next.
+const LOOK: usize = 4096;
 
 /// A job to simulate.
 #[derive(Clone, Debug)]
@@ -39,6 +45,8 @@ pub struct Job {
     pub settings: Vec<(String, String)>,
     /// Decides which rank moves first where several can.
     pub seed: u64,
+    /// Whether its events are told.
+    pub story: bool,
 }
 
 /// A call of all ranks.
@@ -46,7 +54,7 @@ pub struct Job {
 pub struct Asks {
     /// All but messages.
     pub collective: Collective,
-    /// Of the longer buffer of a rank; as many whole elements of four bytes for each rank.
+    /// Of the longer buffer of a rank, rounded down to whole elements of four bytes for each rank.
     pub bytes: usize,
     /// The root, where there is one.
     pub root: Rank,
@@ -54,6 +62,7 @@ pub struct Asks {
 
 /// Something that goes wrong with a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Event {
     /// Its process ends, at this time after the start.
     Dies(Rank, Duration),
@@ -69,15 +78,17 @@ pub enum Event {
 
 /// How a job went.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Report {
     /// For each rank the calls that it began, in their order.
     pub ranks: Vec<Vec<Ended>>,
-    /// All events with their times, a line each.
+    /// All events with their times, a line each, if they were asked for.
     pub story: String,
 }
 
 /// A call of one rank. Times count from the start of the job.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Ended {
     /// The number of the call.
     pub call: usize,
@@ -91,19 +102,40 @@ pub struct Ended {
     pub error: Option<Error>,
 }
 
-/// Lets a job run until all is quiet.
+/// Lets a job run until all is quiet, as long as `goes_on` says so, which is asked now and then.
 ///
 /// # Errors
 /// `InvalidArgument` for a job that cannot be: fewer than two ranks or more than [`MOST_RANKS`], buffers of more than
-/// [`MOST_BYTES`], a rank or a call that there is not, a link without a rate, a setting that there is not.
-/// `Internal` if a result is wrong or the job does not end, which is a fault of unisono.
-pub fn simulate(job: &Job) -> Result<Report> {
+/// [`MOST_BYTES`] or of less than an element for each rank, a rank or a call that there is not, a link without a rate, a time
+/// of more than a day, a setting that there is not. `System` where the process may not open as many files as the links of
+/// ranks on one host need. `Timeout` if the job has not ended after a day of its time, `Aborted` if it does not go on.
+/// `Internal` if a result is wrong, which is a fault of unisono.
+pub fn simulate(job: &Job, mut goes_on: impl FnMut() -> bool) -> Result<Report> {
     let scenario = job.scenario()?;
-    let mut world = World::of(vec![scenario], Random::new(job.seed), true)?;
-    world.run();
+    let mut world = World::of(vec![scenario], Random::new(job.seed), job.story)?;
+    let mut ended = Ok(());
+    for turn in 0_usize.. {
+        if !world.advance() {
+            break;
+        }
+        if world.clock.since(world.start) > LONGEST {
+            let what = "the simulated job has not ended after a day of its time";
+            ended = Err(Error::new(Code::Timeout, what.to_owned()));
+        } else if turn % LOOK == 0 && !goes_on() {
+            ended = Err(Error::new(
+                Code::Aborted,
+                "the simulation was ended".to_owned(),
+            ));
+        }
+        if ended.is_err() {
+            break;
+        }
+    }
     let report = world.report();
+    let is_over = ended.is_ok();
     let found = world.judge();
-    match found.faults.first() {
+    ended?;
+    match found.faults.first().filter(|_| is_over) {
         None => Ok(report),
         Some(fault) => Err(Error::internal(format!("the simulated job: {fault}"))),
     }
@@ -180,11 +212,31 @@ impl Job {
                 call.collective
             ));
         }
-        let bytes: usize = self.calls.iter().map(|call| call.bytes).sum();
-        if bytes.saturating_mul(2 * world) > MOST_BYTES {
+        let is_barrier = |call: &&Asks| call.collective == Collective::Barrier;
+        if let Some(call) = self
+            .calls
+            .iter()
+            .find(|it| !is_barrier(it) && it.bytes < 4 * world)
+        {
             return refuse(format!(
-                "{bytes} bytes of calls on each of {world} ranks need more memory than {MOST_BYTES} bytes: ask for fewer"
+                "{} of {} bytes: {world} ranks have an element of 4 bytes each at least",
+                call.collective, call.bytes
             ));
+        }
+        let bytes = self.calls.iter().filter(|it| !is_barrier(it));
+        let bytes = bytes.fold(0_usize, |sum, call| sum.saturating_add(call.bytes));
+        if bytes.saturating_mul(world) > MOST_BYTES {
+            return refuse(format!(
+                "{bytes} bytes of calls on each of {world} ranks are more than {MOST_BYTES} bytes in all: ask for fewer"
+            ));
+        }
+        let times = self.event.map_or([Duration::ZERO; 2], Event::times);
+        if let Some(long) = [self.latency]
+            .iter()
+            .chain(&times)
+            .find(|it| **it > LONGEST)
+        {
+            return refuse(format!("{long:?} is more than a day"));
         }
         let roots = self.calls.iter().map(|call| call.root);
         let named = self.event.map(Event::rank).into_iter().chain(roots);
@@ -209,6 +261,15 @@ impl Event {
         | Self::Stops(rank, ..)
         | Self::Skips(rank, _)) = self;
         rank
+    }
+
+    /// When it happens, and for how long.
+    fn times(self) -> [Duration; 2] {
+        match self {
+            Self::Dies(_, at) | Self::GoesDark(_, at) => [at, Duration::ZERO],
+            Self::LosesConnections(_, at, lasts) | Self::Stops(_, at, lasts) => [at, lasts],
+            Self::Skips(..) => [Duration::ZERO; 2],
+        }
     }
 
     fn fault(self) -> Fault {
@@ -260,7 +321,6 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Code;
 
     fn job(ranks: usize, event: Option<Event>) -> Job {
         let call = Asks {
@@ -276,12 +336,13 @@ mod tests {
             event,
             settings: vec![("algorithm".to_owned(), "ring".to_owned())],
             seed: 0,
+            story: false,
         }
     }
 
     #[test]
     fn a_ring_takes_the_time_of_the_wire() {
-        let report = simulate(&job(4, None)).expect("a report");
+        let report = simulate(&job(4, None), || true).expect("a report");
         for calls in &report.ranks {
             assert_eq!(calls.len(), 2);
             assert_eq!(calls[0].algorithm, Some("ring"));
@@ -295,7 +356,7 @@ mod tests {
     #[test]
     fn a_death_between_two_steps_of_a_ring_reaches_all() {
         let at = Duration::from_micros(500);
-        let report = simulate(&job(8, Some(Event::Dies(3, at)))).expect("a report");
+        let report = simulate(&job(8, Some(Event::Dies(3, at))), || true).expect("a report");
         for (rank, calls) in report.ranks.iter().enumerate() {
             assert_eq!(calls.len(), 1);
             if rank == 3 {
@@ -310,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_job_that_cannot_be_is_refused() {
-        let refused = |job: &Job| simulate(job).expect_err("it cannot be").message;
+        let refused = |job: &Job| simulate(job, || true).expect_err("it cannot be").message;
         assert!(refused(&job(1, None)).contains("2 to 64"));
         assert!(refused(&job(2, Some(Event::Skips(0, 2)))).contains("no call 2"));
         let without_rate = Job {
@@ -318,5 +379,7 @@ mod tests {
             ..job(2, None)
         };
         assert!(refused(&without_rate).contains("0 bytes a second"));
+        let ends_at_once = simulate(&job(2, None), || false).expect_err("it ends");
+        assert_eq!(ends_at_once.code, Code::Aborted);
     }
 }

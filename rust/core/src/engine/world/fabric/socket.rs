@@ -170,7 +170,8 @@ impl Half {
         }
         let free_at = shared.unwrap_or(&mut self.free_at);
         for segment in bytes[..count].chunks(SEGMENT) {
-            let takes = Duration::from_nanos(conditions.picoseconds * segment.len() as u64 / 1000);
+            let takes =
+                Duration::from_nanos(conditions.femtoseconds * segment.len() as u64 / 1_000_000);
             *free_at = (*free_at).max(now) + takes;
             let arrives = *free_at + conditions.latency;
             self.stream
