@@ -49,6 +49,24 @@ def test_a_job_without_an_end_is_given_up() -> None:
     assert "has not ended after a day of its time" in simulate(*job, status=1).stderr
 
 
+def test_descriptors_that_are_not_there_are_asked_for() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "unisono",
+        "simulate",
+        "barrier",
+        "--ranks",
+        "32",
+        "--hosts",
+        "1",
+    ]
+    limited = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *command]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "raise the limit (ulimit -n), or ask for fewer ranks" in done.stderr
+
+
 def test_too_short_a_timeout_is_no_fault() -> None:
     found = ranks("all_reduce:16M", "--rate", "0.001", "--set", "timeout=5", status=1)
     assert all("timed out after 5.000 s" in call["error"] for [call] in found)

@@ -109,7 +109,7 @@ impl World {
             }
             Some(Err(error)) => {
                 found.reached.insert(format!("{:?}", error.code));
-                // Who asks for a world may ask for too short a time.
+                // In a world that is asked for the timeout may be too short.
                 if !self.is_asked()
                     && let Err(what) = judge_error(fault, player.rank, error)
                 {

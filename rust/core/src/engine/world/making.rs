@@ -113,7 +113,7 @@ fn conditions(random: &mut Random) -> Conditions {
     }
 }
 
-/// The properties of a link from this host, where somebody has asked for them.
+/// The properties of a link from this host in a world that is asked for.
 fn asked_for(asked: Asked, host: usize) -> Conditions {
     let under_way = asked.latency.as_secs_f64() / asked.byte;
     Conditions {

@@ -178,7 +178,7 @@ impl World {
         }
         Ok(Self {
             players,
-            // Those who ask for a world know what they have asked for.
+            // A world that is asked for needs no description.
             story: is_told.then(|| match teams[0].asked {
                 Some(_) => String::new(),
                 None => format!("{teams:#?}\n"),

@@ -1,7 +1,7 @@
-//! Jobs that are simulated: somebody says which ranks, hosts, links and calls there are and what goes wrong, and sees when each
-//! call ends on each rank, and with which error.
+//! Jobs that are simulated: given are the ranks, hosts, links, calls and a fault; the result is when each call ends on each
+//! rank, and with which error.
 //!
-//! All that unisono does is real: the choice of an algorithm, its plan, messages, deaths and who hears of them. Simulated are
+//! All that unisono does is real: the choice of an algorithm, its plan, messages, deaths and the news of them. Simulated are
 //! the links between hosts, which have a latency and a rate (one way out for each host, shared by its ranks), and the time: a
 //! turn of a rank, in which it moves all that can be moved, takes half a microsecond, bytes inside a host none. So times are
 //! those of the wire. Elements really move, through the memory of this process.
@@ -112,7 +112,8 @@ pub struct Ended {
 /// `Internal` if a result is wrong, which is a fault of unisono.
 pub fn simulate(job: &Job, mut goes_on: impl FnMut() -> bool) -> Result<Report> {
     let scenario = job.scenario()?;
-    let mut world = World::of(vec![scenario], Random::new(job.seed), job.story)?;
+    let world = World::of(vec![scenario], Random::new(job.seed), job.story);
+    let mut world = world.map_err(with_advice)?;
     let mut ended = Ok(());
     for turn in 0_usize.. {
         if !world.advance() {
@@ -132,12 +133,26 @@ pub fn simulate(job: &Job, mut goes_on: impl FnMut() -> bool) -> Result<Report> 
         }
     }
     let report = world.report();
-    let is_over = ended.is_ok();
+    // It ends what is under way, too.
     let found = world.judge();
     ended?;
-    match found.faults.first().filter(|_| is_over) {
+    match found.faults.first() {
         None => Ok(report),
         Some(fault) => Err(Error::internal(format!("the simulated job: {fault}"))),
+    }
+}
+
+/// The links are what the system may refuse.
+fn with_advice(error: Error) -> Error {
+    match error.code {
+        Code::System => Error::new(
+            Code::System,
+            format!(
+                "{error}; each pair of ranks on one host takes four descriptors here: raise the limit (ulimit -n), or ask \
+                 for fewer ranks"
+            ),
+        ),
+        _ => error,
     }
 }
 
