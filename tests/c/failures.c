@@ -157,8 +157,10 @@ int main(int count, char** arguments) {
     unisono_options options = UNISONO_OPTIONS_INIT;
     options.timeout = 1;
     if (rank == last) {
-      const struct timespec pause = {3, 0};
-      nanosleep(&pause, NULL);
+      const struct timespec pause = {0, 10000000};
+      for (int i = 0; i < 6000 && unisono_communicator_status(comm) == UNISONO_OK; i++) {
+        nanosleep(&pause, NULL);
+      }
       CHECK(unisono_barrier(comm, &options, NULL) == UNISONO_TIMEOUT);
     } else {
       FAILS(unisono_barrier(comm, &options, NULL), UNISONO_TIMEOUT, "rank");

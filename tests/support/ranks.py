@@ -428,6 +428,8 @@ def _die_with_parent(sig: signal.Signals) -> None:
 
 def _answer_with_stacks(path: Path) -> None:
     """Write the stacks of all threads to ``path`` whenever SIGUSR1 comes."""
+    # The handler of an interpreter that ends gives way to the one before it, which must not kill.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # A bare descriptor, which nothing closes before the process ends.
     stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)

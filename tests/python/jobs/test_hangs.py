@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -30,19 +31,22 @@ class Watcher(threading.Thread):
         self.folder, self.world, self.seen = folder, world, seen
         self.pids: list[int] = []
         self.text = ""
+        # The job is over, whether or not it was seen.
+        self.over = threading.Event()
 
     def run(self) -> None:
-        deadline = time.monotonic() + SOON * PATIENCE
+        deadline = math.inf
         try:
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline and not self.over.wait(0.2):
                 files = sorted(self.folder.glob("*.pid"))
                 words = [file.read_text() for file in files]
                 if len(files) == self.world and all(word.endswith("\n") for word in words):
+                    if not self.pids:
+                        deadline = time.monotonic() + SOON * PATIENCE
                     self.pids = [int(word) for word in words]
                     self.text = about(self.pids, status())
                     if self.seen(self.text, self.pids):
                         return
-                time.sleep(0.2)
         finally:
             (self.folder / END).touch()
             for pid in self.pids:
@@ -91,6 +95,7 @@ def hang(
     watcher.start()
     target = f"hangs_ranks:{name}"
     results = run_ranks(world, target, folder, *args, timeout=60, env=env, torch=True, check=False)
+    watcher.over.set()
     watcher.join()
     reports = "\n".join(result.report() for result in results)
     assert watcher.pids, reports

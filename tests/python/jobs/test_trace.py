@@ -225,7 +225,6 @@ def test_a_killed_rank_leaves_all_but_the_last_moment(tmp_path: Path) -> None:
     assert [result.exit_code for result in results] == [0, 0, -signal.SIGKILL]
     job = Job.read(tmp_path)
     counts = [sum(1 for _ in process.operations()) for process in job.processes]
-    # Written twice a second; it lived for one.
     assert 0 < counts[2] < counts[0]
     failures = report.report(job).failures
     assert failures[0].startswith("rank 0: "), failures

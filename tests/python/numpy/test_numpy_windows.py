@@ -85,7 +85,7 @@ def test_the_end_of_a_process_ends_the_waits_of_the_others(doing, transport):
     for result in (results[0], results[2]):
         assert result.ok, result.report()
         text, took, peer, operation, later = result.value
-        assert took < 4
+        assert took < 10
         assert "rank 1" in text
         assert peer == 1
         assert doing in operation

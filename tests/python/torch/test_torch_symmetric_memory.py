@@ -57,7 +57,7 @@ def test_the_end_of_a_process_ends_the_waits_of_the_others(call):
     for result in (results[0], results[2]):
         assert result.ok, result.report()
         took, text = result.value
-        assert took < 4
+        assert took < 10
         assert "rank 1" in text
         assert call in text
 
