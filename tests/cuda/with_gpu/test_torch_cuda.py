@@ -1,8 +1,8 @@
 """torch.distributed on CUDA tensors, on a real GPU: run by ``make test-cuda``.
 
 All ranks share one GPU, and where there are several they take them in turn as well. A function
-whose name begins with ``rank_`` runs on every rank. The tests that need no GPU use the emulated
-driver, in ``tests/cuda/without_gpu/test_torch_emulated_cuda.py``.
+whose name begins with ``rank_`` runs on every rank. The scenarios of ``cuda_scenarios`` run over
+the emulated driver too, in ``tests/cuda/without_gpu/test_torch_emulated_cuda.py``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
-import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,56 +21,26 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch finds no GPU here (torch.cuda.is_available())"
 )
 
+# After the torch that is asked for above.
+from cuda_scenarios import FLOATS, INTEGERS, NARROW, OTHERS, check, data, summed, wide  # noqa: E402
+from real_cuda_device import own_device, start  # noqa: E402
+
 # torch 2.14 and newer.
 TIMES = hasattr(dist.Backend, "_ensure_backend_registered")
 WORLDS = [1, 2, 4, 8]
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
-INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
-OTHERS = [torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.complex128]
 COUNTS = [0, 1, 3, 1000, 100_003, 3_000_001]
 # Long enough that the host is far ahead of the device: about 50 ms.
 CYCLES = 100_000_000
 
 
-def start(*, bound: bool = False, **options: Any) -> tuple[int, int, torch.device]:
-    import unisono.torch
-
-    device = torch.device("cuda", int(os.environ["RANK"]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    # By itself torch finds what is installed, and this may be a checkout.
-    unisono.torch.register()
-    if bound:
-        options["device_id"] = device
-    dist.init_process_group("unisono", timeout=timedelta(seconds=60), **options)
-    return dist.get_rank(), dist.get_world_size(), device
-
-
-def data(rank: int, count: int, dtype: torch.dtype = torch.float32, first: int = 0) -> torch.Tensor:
-    """Small numbers that every type holds, different on every rank, on the GPU.
-
-    With ``first`` those from there on, of the same longer tensor.
-    """
-    places = torch.arange(first, first + count, device="cuda")
-    return ((places * 3 + rank * 5) % 7).to(dtype)
-
-
-def wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex128 if tensor.dtype.is_complex else torch.float64)
-
-
-def check(actual: torch.Tensor, expected: torch.Tensor, *context: object) -> None:
-    assert actual.dtype == expected.dtype, context
-    assert torch.equal(wide(actual), wide(expected)), (actual, expected, context)
-
-
-def summed(
-    world: int, count: int, dtype: torch.dtype = torch.float32, first: int = 0
-) -> torch.Tensor:
-    return sum(wide(data(rank, count, dtype, first)) for rank in range(world)).to(dtype)
-
-
 # Collectives
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_carries_collectives(run: Any, world: int) -> None:
+    types = [*FLOATS, *NARROW, *INTEGERS, *OTHERS]
+    target = "cuda_scenarios:carries_collectives"
+    run(world, target, types, COUNTS, torch=True, timeout=240)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -82,19 +49,7 @@ def test_reduces(run: Any, world: int) -> None:
 
 
 def rank_reduces() -> None:
-    rank, world, _ = start()
-    for dtype, count in itertools.product([*FLOATS, *NARROW, *INTEGERS, *OTHERS], COUNTS):
-        reduced = data(rank, count, dtype)
-        dist.all_reduce(reduced)
-        check(reduced, summed(world, count, dtype), "all_reduce", count)
-        root = count % world
-        mine = data(rank, count, dtype)
-        dist.reduce(mine, root)
-        if rank == root:
-            check(mine, summed(world, count, dtype), "reduce", count)
-        block = torch.empty(count, dtype=dtype, device="cuda")
-        dist.reduce_scatter_tensor(block, data(rank, world * count, dtype))
-        check(block, summed(world, count, dtype, rank * count), "reduce_scatter", count)
+    rank, world = start()
     for dtype in (torch.float32, torch.int32, torch.uint8):
         everything = torch.stack([wide(data(r, 1000, dtype)) for r in range(world)])
         for op, expected in (
@@ -131,7 +86,7 @@ def test_scales_in_a_graph(run: Any, world: int) -> None:
 
 
 def rank_scales_in_a_graph() -> None:
-    rank, world, _ = start()
+    rank, world = start()
     for dtype in (torch.float32, torch.bfloat16):
         # A factor that the host does not know.
         factor = torch.zeros((), device="cuda")
@@ -168,84 +123,20 @@ def test_same_bits_on_every_rank(run: Any, world: int) -> None:
 
 
 def rank_reduces_to_the_same_bits() -> None:
-    rank, world, device = start()
+    rank, world = start()
     for dtype, count in itertools.product(FLOATS, (1000, 3_000_001)):
         torch.manual_seed(rank)
-        reduced = torch.randn(count, device=device).to(dtype)
+        reduced = torch.randn(count, device="cuda").to(dtype)
         dist.all_reduce(reduced)
-        gathered = torch.empty(world * count, dtype=dtype, device=device)
+        gathered = torch.empty(world * count, dtype=dtype, device="cuda")
         dist.all_gather_into_tensor(gathered, reduced)
         for peer in range(world):
             assert torch.equal(gathered[peer * count :][:count], reduced), (dtype, count, peer)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_moves(run: Any, world: int) -> None:
-    run(world, f"{__name__}:rank_moves", torch=True, timeout=240)
-
-
-def rank_moves() -> None:
-    rank, world, device = start()
-    for dtype, count in itertools.product([*FLOATS, *NARROW, *INTEGERS, *OTHERS], COUNTS):
-        where = (dtype, count)
-        root = count % world
-        moved = data(rank, count, dtype)
-        dist.broadcast(moved, root)
-        check(moved, data(root, count, dtype), "broadcast", *where)
-        # In a wide type, since torch cannot put tensors of some types together.
-        everything = torch.cat([wide(data(peer, count, dtype)) for peer in range(world)]).to(dtype)
-        gathered = torch.empty(world * count, dtype=dtype, device=device)
-        dist.all_gather_into_tensor(gathered, data(rank, count, dtype))
-        check(gathered, everything, "all_gather_into_tensor", *where)
-        exchanged = torch.empty(world * count, dtype=dtype, device=device)
-        dist.all_to_all_single(exchanged, data(rank, world * count, dtype))
-        parts = [wide(data(peer, count, dtype, rank * count)) for peer in range(world)]
-        expected = torch.cat(parts).to(dtype)
-        check(exchanged, expected, "all_to_all_single", *where)
-        blocks = [torch.empty(count, dtype=dtype, device=device) for _ in range(world)]
-        dist.gather(data(rank, count, dtype), blocks if rank == root else None, root)
-        for peer, block in enumerate(blocks if rank == root else []):
-            check(block, data(peer, count, dtype), "gather", *where)
-        given = [data(peer, count, dtype) for peer in range(world)]
-        part = torch.empty(count, dtype=dtype, device=device)
-        dist.scatter(part, given if rank == root else None, root)
-        check(part, data(rank, count, dtype), "scatter", *where)
-    uneven = [torch.empty(1 + peer, device=device) for peer in range(world)]
-    dist.all_gather(uneven, data(rank, 1 + rank))
-    for peer, block in enumerate(uneven):
-        check(block, data(peer, 1 + peer), "uneven all_gather")
-    turned = data(rank, 12).reshape(3, 4)
-    dist.all_reduce(turned.t(), async_op=True).wait()
-    check(turned, summed(world, 12).reshape(3, 4), "transposed")
-
-
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_exchanges_messages(run: Any, world: int) -> None:
-    run(world, f"{__name__}:rank_exchanges_messages", torch=True, timeout=120)
-
-
-def rank_exchanges_messages() -> None:
-    rank, world, device = start()
-    right, left = (rank + 1) % world, (rank - 1) % world
-    for count in (1, 1000, 3_000_001):
-        got = torch.empty(count, device=device)
-        batch = [
-            dist.P2POp(dist.irecv, got, left),
-            dist.P2POp(dist.isend, data(rank, count), right),
-        ]
-        for work in dist.batch_isend_irecv(batch):
-            work.wait()
-        check(got, data(left, count), "batch", count)
-        receiving = dist.irecv(got := torch.empty(count, device=device), left)
-        dist.isend(data(rank, count), right).wait()
-        receiving.wait()
-        check(got, data(left, count), "irecv, isend", count)
-    if rank == 0:
-        for _ in range(world - 1):
-            sender = dist.recv(got := torch.empty(10, device=device))
-            check(got, data(sender, 10), "from any rank")
-    else:
-        dist.send(data(rank, 10), 0)
+    run(world, "cuda_scenarios:exchanges_messages", torch=True, timeout=120)
 
 
 # Streams
@@ -258,11 +149,11 @@ def test_orders_streams(run: Any, world: int) -> None:
 
 def rank_orders_streams() -> None:
     """Late producers, two streams, and many rounds: a missing edge shows as a wrong value."""
-    rank, world, device = start()
+    rank, world = start()
     producer, consumer = torch.cuda.Stream(), torch.cuda.Stream()
     for round_number in range(20):
         count = [1000, 300_000][round_number % 2]
-        tensor = torch.full((count,), -1.0, device=device)
+        tensor = torch.full((count,), -1.0, device="cuda")
         torch.cuda.synchronize()
         with torch.cuda.stream(producer):
             torch.cuda._sleep(CYCLES // 10)
@@ -291,11 +182,11 @@ def test_reduces_more_elements_than_2_to_the_31(run: Any) -> None:
 
 def rank_reduces_very_many() -> None:
     """Counts and offsets do not fit 32 bits."""
-    rank, _, device = start()
+    rank, _ = start()
     count = 2**31 + 3
-    if torch.cuda.mem_get_info(device)[0] < 4 * count:
+    if torch.cuda.mem_get_info()[0] < 4 * count:
         pytest.skip("the device has too little memory")
-    reduced = torch.full((count,), rank + 1, dtype=torch.uint8, device=device)
+    reduced = torch.full((count,), rank + 1, dtype=torch.uint8, device="cuda")
     dist.all_reduce(reduced)
     assert [int(reduced.min()), int(reduced.max())] == [3, 3]
 
@@ -305,8 +196,8 @@ def test_the_host_goes_on(run: Any) -> None:
 
 
 def rank_goes_on() -> None:
-    rank, world, device = start()
-    dist.all_reduce(torch.ones(1, device=device))
+    rank, world = start()
+    dist.all_reduce(torch.ones(1, device="cuda"))
     torch.cuda.synchronize()
     reduced = data(rank, 1000)
     torch.cuda._sleep(CYCLES)
@@ -328,19 +219,19 @@ def test_keeps_memory(run: Any) -> None:
 
 def rank_keeps_memory() -> None:
     """The allocator gives a dropped tensor's memory to the next one that is asked for."""
-    rank, world, device = start()
+    rank, world = start()
     count = 500_000
-    gathered = torch.empty(world * count, device=device)
+    gathered = torch.empty(world * count, device="cuda")
     for round_number in range(30):
         torch.cuda._sleep(CYCLES // 50)
         work = dist.all_gather_into_tensor(
             gathered, data(rank + round_number, count), async_op=True
         )
-        junk = [torch.full((count,), float("nan"), device=device) for _ in range(4)]
+        junk = [torch.full((count,), float("nan"), device="cuda") for _ in range(4)]
         if round_number % 2:
             work.wait()
         del work, junk
-        junk = [torch.full((count,), float("nan"), device=device) for _ in range(4)]
+        junk = [torch.full((count,), float("nan"), device="cuda") for _ in range(4)]
         torch.cuda.synchronize()
         del junk
         expected = torch.cat([data(r + round_number, count) for r in range(world)])
@@ -349,119 +240,36 @@ def rank_keeps_memory() -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_is_captured_into_a_graph(run: Any, world: int) -> None:
-    run(world, f"{__name__}:rank_is_captured", torch=True, timeout=120)
-
-
-def rank_is_captured() -> None:
-    rank, world, device = start()
-    reduced = torch.zeros(100_003, device=device)
-    source, gathered = (torch.zeros(n, device=device) for n in (1000, world * 1000))
-    beside = torch.zeros(3_000_001, device=device)
-    for tensor in (reduced, beside):
-        dist.all_reduce(tensor)
-    dist.all_gather_into_tensor(gathered, source)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work = dist.all_reduce(beside, async_op=True)
-        dist.all_reduce(reduced)
-        dist.all_gather_into_tensor(gathered, source)
-        work.wait()
-        dist.all_reduce(reduced)
-        doubled = beside * 2
-    for round_number in range(5):
-        reduced.copy_(data(rank + round_number, reduced.numel()))
-        beside.copy_(data(rank - round_number, beside.numel()))
-        source.copy_(data(rank * round_number, 1000))
-        graph.replay()
-        twice = world * sum(data(r + round_number, reduced.numel()) for r in range(world))
-        check(reduced, twice, "twice", round_number)
-        expected = sum(data(r - round_number, beside.numel()) for r in range(world))
-        check(doubled, 2 * expected, "asynchronous", round_number)
-        everything = torch.cat([data(r * round_number, 1000) for r in range(world)])
-        check(gathered, everything, "all_gather", round_number)
-        between = data(rank, 1000)
-        dist.all_reduce(between)
-        check(between, summed(world, 1000), "between replays", round_number)
+    counts = 100_003, 3_000_001
+    run(world, "cuda_scenarios:is_captured", *counts, torch=True, timeout=120)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_captures_messages(run: Any, world: int) -> None:
-    run(world, f"{__name__}:rank_captures_messages", torch=True, timeout=120)
-
-
-def rank_captures_messages() -> None:
-    rank, world, device = start()
-    right, left = (rank + 1) % world, (rank - 1) % world
-    own, got = (torch.zeros(20_000_001, device=device) for _ in range(2))
-    token, seen = (torch.zeros(3, device=device) for _ in range(2))
-    dist.all_reduce(own)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        batch = [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, own, right)]
-        for work in dist.batch_isend_irecv(batch):
-            work.wait()
-        dist.all_reduce(got)
-        sending = dist.isend(token, right, tag=5)
-        dist.recv(seen, left, tag=5)
-        sending.wait()
-    for number in range(3):
-        own.copy_(data(rank + number, own.numel()))
-        token.copy_(data(rank - number, 3))
-        graph.replay()
-        everything = sum(data(r + number, got.numel()) for r in range(world))
-        check(got, everything, "exchanged and summed", number)
-        check(seen, data(left - number, 3), "received", number)
-        sending = dist.isend(data(rank, 10), right)
-        dist.recv(more := torch.zeros(10, device=device), left)
-        sending.wait()
-        check(more, data(left, 10), "between replays", number)
+    run(world, "cuda_scenarios:captures_messages", 20_000_001, torch=True, timeout=120)
 
 
 @pytest.mark.skipif(not TIMES, reason="torch 2.11 has no durations of plugins")
 def test_tells_durations(run: Any) -> None:
-    run(2, f"{__name__}:rank_tells_durations", torch=True)
-
-
-def rank_tells_durations() -> None:
-    rank, _, device = start()
-    dist.group.WORLD._get_backend(device)._enable_collectives_timing()
-    work = dist.all_reduce(data(rank, 3_000_001), async_op=True)
-    work.wait()
-    torch.cuda.synchronize()
-    assert 0 < work._get_duration() < 10_000
+    run(2, "cuda_scenarios:tells_durations", torch=True)
 
 
 # Groups, and what is refused
 
 
 def test_mixes_devices(run: Any) -> None:
-    run(2, f"{__name__}:rank_mixes_devices", torch=True)
+    run(2, "cuda_scenarios:mixes_devices", torch=True)
 
 
-def rank_mixes_devices() -> None:
-    rank, world, device = start()
-    assert dist.get_backend_config() == "cpu:unisono,cuda:unisono"
-    for _ in range(10):
-        on_host, on_device = data(rank, 1000).cpu(), data(rank, 1000)
-        works = [dist.all_reduce(t, async_op=True) for t in (on_host, on_device)]
-        for work in works:
-            work.wait()
-        check(on_host, summed(world, 1000).cpu())
-        check(on_device, summed(world, 1000))
-    objects: list[Any] = [None] * world
-    dist.all_gather_object(objects, {"rank": rank})
-    assert [entry["rank"] for entry in objects] == list(range(world))
-    backend = dist.group.WORLD._get_backend(device)
-    listed = [torch.empty(10) for _ in range(world)]
-    with pytest.raises(ValueError, match="must be on one device"):
-        backend.allgather([listed], [data(rank, 10)]).wait()
-    sparse = torch.eye(3, device=device).to_sparse()
+def test_refuses_sparse_tensors(run: Any) -> None:
+    run(2, f"{__name__}:rank_refuses_sparse_tensors", torch=True)
+
+
+def rank_refuses_sparse_tensors() -> None:
+    rank, world = start()
+    sparse = torch.eye(3, device=own_device()).to_sparse()
     with pytest.raises(ValueError, match="sparse tensors are reduced on the CPU"):
         dist.all_reduce(sparse)
-    with pytest.raises(ValueError, match="elements"):
-        dist.all_gather_into_tensor(torch.empty(7, device=device), data(rank, 4))
     check_lives(rank, world)
 
 
@@ -479,90 +287,27 @@ QUEUES = ["32", "1"]
 @pytest.mark.parametrize("world", [2, 4])
 def test_makes_groups_of_a_bound_device(run: Any, world: int, queues: str) -> None:
     env = {"CUDA_DEVICE_MAX_CONNECTIONS": queues}
-    run(world, f"{__name__}:rank_makes_groups", torch=True, env=env, timeout=120)
-
-
-def rank_makes_groups() -> None:
-    rank, world, device = start(bound=True)
-    pairs = [list(range(world))[i : i + 2] for i in range(0, world, 2)]
-    mine = next(pair for pair in pairs if rank in pair)
-    for pair in pairs:
-        made = dist.new_group(pair)
-        if rank in pair:
-            check_group(made, rank, mine)
-    dist.barrier()
-    dist.barrier(device_ids=[device.index])
-    check_lives(rank, world)
+    run(world, "cuda_scenarios:makes_groups", torch=True, env=env, timeout=120)
 
 
 @pytest.mark.parametrize("queues", QUEUES)
 @pytest.mark.parametrize("world", [2, 4])
 def test_splits_groups(run: Any, world: int, queues: str) -> None:
     env = {"CUDA_DEVICE_MAX_CONNECTIONS": queues}
-    run(world, f"{__name__}:rank_splits_groups", torch=True, env=env, timeout=120)
-
-
-def rank_splits_groups() -> None:
-    rank, world, _ = start(bound=True)
-    pairs = [list(range(world))[i : i + 2] for i in range(0, world, 2)]
-    part = dist.split_group(split_ranks=pairs)
-    check_group(part, rank, next(pair for pair in pairs if rank in pair))
-    dist.barrier(part)
-    check_lives(rank, world)
+    run(world, "cuda_scenarios:splits_groups", torch=True, env=env, timeout=120)
 
 
 @pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("world", [2, 4])
 def test_makes_a_mesh(run: Any, world: int, bound: bool) -> None:
-    run(world, f"{__name__}:rank_makes_a_mesh", bound, torch=True, timeout=120)
-
-
-def rank_makes_a_mesh(bound: bool) -> None:
-    """Of two dimensions, which torch makes by splitting where the group has a device."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    rank, world, _ = start(bound=bound)
-    mesh = init_device_mesh("cuda", (world // 2, 2), mesh_dim_names=("outer", "inner"))
-    check_group(mesh["inner"].get_group(), rank, [rank // 2 * 2, rank // 2 * 2 + 1])
-    check_group(mesh["outer"].get_group(), rank, list(range(rank % 2, world, 2)))
-    check_lives(rank, world)
-
-
-def check_group(group: dist.ProcessGroup, rank: int, members: list[int]) -> None:
-    assert dist.get_process_group_ranks(group) == members
-    reduced = data(rank, 1000)
-    dist.all_reduce(reduced, group=group)
-    check(reduced, sum(data(member, 1000) for member in members), members)
+    run(world, "cuda_scenarios:makes_a_mesh", bound, torch=True, timeout=120)
 
 
 def test_a_peer_that_dies_leaves_no_stream_waiting(run: Any) -> None:
-    target = f"{__name__}:rank_loses_a_peer"
-    results = run(3, target, torch=True, check=False)
+    results = run(3, "cuda_scenarios:loses_a_peer", torch=True, check=False)
     for result in results[:2]:
         assert result.ok, result.report()
         assert "rank 2" in result.value, result.value
-
-
-def rank_loses_a_peer() -> str:
-    rank, world, _ = start()
-    check_lives(rank, world)
-    dist.barrier()
-    store = dist.distributed_c10d._get_default_store()
-    if rank == 2:
-        # A call of the others that comes after its end may raise.
-        store.wait([f"rank {other} has called" for other in range(2)])
-        os._exit(0)
-    work = dist.all_reduce(data(rank, 1000), async_op=True)
-    store.set(f"rank {rank} has called", "")
-    torch.cuda.synchronize()
-    deadline = time.monotonic() + 30
-    while not work.is_completed() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    with pytest.raises(dist.DistNetworkError) as raised:
-        work.wait()
-    with pytest.raises(dist.DistNetworkError):
-        dist.all_reduce(data(rank, 1000))
-    return str(raised.value)
 
 
 # Training
@@ -604,13 +349,13 @@ def test_ddp_trains_like_one_process(run: Any, world: int) -> None:
 
 
 def rank_trains_with_ddp() -> None:
-    rank, world, device = start()
+    rank, world = start()
     torch.use_deterministic_algorithms(False)
     inputs, labels = batch(world)
     alone = losses(model(), inputs, labels)
     for options in ({}, {"bucket_cap_mb": 0.01}, {"gradient_as_bucket_view": True}):
         network = torch.nn.parallel.DistributedDataParallel(
-            model(), device_ids=[device.index], **options
+            model(), device_ids=[own_device().index], **options
         )
         together = losses(network, inputs[rank::world], labels[rank::world], world)
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
@@ -625,7 +370,7 @@ def rank_trains_with_fsdp() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    rank, world, _ = start()
+    rank, world = start()
     mesh = init_device_mesh("cuda", (world,))
     inputs, labels = batch(world)
     alone = losses(model(), inputs, labels)
@@ -651,7 +396,7 @@ def rank_reads_in_place() -> None:
     """Tensors of unisono's pool, of some ranks or all: the values are what they are elsewhere."""
     from unisono.torch import mem_pool
 
-    rank, world, _ = start()
+    rank, world = start()
     count = (40 << 20) + 40  # ranks that share a device do so from 128 MiB on
     for among in (2**world - 1, 2**world - 1, 2**world - 1, 0b0110, 0b0001, 2**world - 1):
         with torch.cuda.use_mem_pool(mem_pool()) if among >> rank & 1 else contextlib.nullcontext():
@@ -696,7 +441,7 @@ def rank_redistributes() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-    rank, world, _ = start()
+    rank, world = start()
     mesh = init_device_mesh("cuda", (world,))
     whole = data(0, 37 * 5).reshape(37, 5)
     rows = distribute_tensor(whole, mesh, [Shard(0)])

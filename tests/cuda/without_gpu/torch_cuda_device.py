@@ -83,6 +83,9 @@ def _run(command: list[str], **options: Any) -> None:
 
 # In a rank
 
+# Expected values are computed there: the device computes nothing.
+PLACE = "cpu"
+
 
 def start(
     timeout: float = 60.0, *, first_call: bool = True, backend: str = "unisono", **options: Any
@@ -163,3 +166,58 @@ def shut_gate(device: int = 0) -> Iterator[int]:
         yield gate
     finally:
         torch.ops.emulated.open(gate)
+
+
+def own_device() -> Any:
+    """Return the device of this rank."""
+    import torch
+
+    return torch.device("cuda:0")
+
+
+def upload(target: Any, source: Any) -> None:
+    """Fill a CUDA tensor with the values of one of the CPU, in the order of the current stream."""
+    import torch
+
+    torch.ops.emulated.upload(target, source)
+
+
+def synchronize() -> None:
+    """Wait for all streams of the device."""
+    import torch
+
+    torch.ops.emulated.synchronize(0)
+
+
+class Graph:
+    """Calls that have been captured."""
+
+    number: int
+
+    def replay(self) -> None:
+        """Put them into the current stream once more."""
+        import torch
+
+        torch.ops.emulated.replay(self.number, 0)
+
+
+@contextmanager
+def capture() -> Iterator[Graph]:
+    """Calls inside become a graph, whole after the block."""
+    import torch
+
+    graph = Graph()
+    with stream():
+        torch.ops.emulated.synchronize(0)
+        torch.ops.emulated.begin_capture(0)
+        yield graph
+        graph.number = torch.ops.emulated.end_capture(0)
+
+
+def answer_for_a_mesh() -> None:
+    """Give the answers that a mesh wants from torch's own device, which is not there."""
+    import torch
+
+    torch.cuda.is_available = torch.accelerator.is_available = lambda: True
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.device_count = lambda: 1

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_cuda_device as cuda
+from cuda_scenarios import check, data, empty, summed
 from torch_cuda_device import start, statistics, tensor
-from torch_cuda_ranks import DEVICE, check, data, empty, summed
 
 # As many as torch's pool has.
 POOL = 32
@@ -38,17 +38,6 @@ def pool() -> list[int]:
     streams = {emulated.pool_stream(0) for _ in range(POOL)}
     assert len(streams) == POOL
     return sorted(streams)
-
-
-@contextmanager
-def capture() -> Iterator[list[int]]:
-    """Calls inside become a graph, which is in the list afterwards."""
-    graphs: list[int] = []
-    with cuda.stream():
-        emulated.synchronize(0)
-        emulated.begin_capture(0)
-        yield graphs
-        graphs.append(emulated.end_capture(0))
 
 
 def keeps_off_torchs_pool() -> None:
@@ -79,7 +68,7 @@ def holds_up_no_stream() -> None:
     rank, _ = start()
     peer = 1 - rank
     got = empty(10)
-    with dist._coalescing_manager(device=DEVICE, async_ops=True) as manager:
+    with dist._coalescing_manager(device=cuda.own_device(), async_ops=True) as manager:
         dist.irecv(got, peer)
     future = manager.works[0].get_future()
     for stream in pool():
@@ -145,7 +134,7 @@ def sends_before_it_receives() -> None:
         check(got, data(peer, count), "batch", count)
         check(more, data(peer + 2, count), "the second of a batch", count)
     # An error is raised at the call, not at the end of the batch.
-    backend = dist.group.WORLD._get_backend(DEVICE)
+    backend = dist.group.WORLD._get_backend(cuda.own_device())
     backend._start_coalescing()
     with pytest.raises(ValueError, match="out of range"):
         backend.recv([empty(3)], world, 0)
@@ -161,7 +150,7 @@ def refuses_in_a_capture(captures_collectives: bool) -> None:
     peer = 1 - rank
     reduced, got = empty(100), empty(10)
     dist.barrier()
-    with capture() as graphs:
+    with cuda.capture() as graph:
         with pytest.raises(ValueError, match="before the capture begins"):
             dist.barrier()
         with pytest.raises(ValueError, match="names its rank"):
@@ -193,7 +182,7 @@ def refuses_in_a_capture(captures_collectives: bool) -> None:
     with cuda.stream():
         for _ in range(2):
             emulated.upload(reduced, data(rank, 100))
-            emulated.replay(graphs[0], 0)
+            graph.replay()
             factor = world if captures_collectives else None
             expected = data(rank, 100) if factor is None else factor * summed(world, 100)
             check(reduced, expected, "replayed")

@@ -66,7 +66,9 @@ def one_is_killed() -> str:
 def _has_written() -> bool:
     """Return whether operations of this process are in its file, which is written now and then."""
     job = Job.read(Path(os.environ["UNISONO_TRACE"]))
-    return any(process.pid == os.getpid() and any(process.operations()) for process in job.processes)
+    return any(
+        process.pid == os.getpid() and any(process.operations()) for process in job.processes
+    )
 
 
 def is_profiled(folder: str) -> None:

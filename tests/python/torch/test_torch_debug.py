@@ -38,7 +38,9 @@ needs_health = pytest.mark.skipif(
 @needs_all_pages
 @pytest.mark.parametrize("early", [False, True])
 def test_the_page_names_the_rank_that_others_wait_for(early: bool) -> None:
-    results = run_ranks(3, "torch_debug_ranks:is_shown", free_port(), early, timeout=150, torch=True)
+    results = run_ranks(
+        3, "torch_debug_ranks:is_shown", free_port(), early, timeout=150, torch=True
+    )
     waits, stopped, pids = results[2].value
     assert '<a href="/unisono">unisono</a>' in waits
     told = text_of(waits)

@@ -1,0 +1,185 @@
+"""Breaks the engine in one place after the other, and shows which simulated worlds find each break.
+
+    python tools/break_engine.py [--worlds N] [NAME ...]
+
+It works on a copy of the commit in ``target/broken``, so the checkout stays as it is. A break that
+no world finds, and one whose code is not there any more, is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+COPY = ROOT / "target" / "broken"
+SOURCES = Path("rust/core/src")
+TEST = "engine::world::tests::ten_thousand"
+
+
+class Break(NamedTuple):
+    """One place: the code that is replaced, which occurs once, and what replaces it."""
+
+    name: str
+    file: str
+    code: str
+    broken: str
+
+
+BREAKS = [
+    Break(
+        "a lost wake-up: a rank that waits for room sleeps on without it",
+        "engine/group/step.rs",
+        "Direction::Send => open.interest.writable = true,",
+        "Direction::Send => {}",
+    ),
+    Break(
+        "a dropped frame: the payload that was asked for is not sent",
+        "engine/message/receive.rs",
+        "peer.outgoing.push_back(data);",
+        "drop(data);",
+    ),
+    Break(
+        "matching: a message meets the last receive that fits, not the first",
+        "engine/message/meeting.rs",
+        "alike.next().map(|(_, _, _, number)| *number)",
+        "alike.next_back().map(|(_, _, _, number)| *number)",
+    ),
+    Break(
+        "matching: a receive meets the last message that was kept",
+        "engine/message/meeting.rs",
+        "alike.next().map(|(at, kept)| (*at, kept))",
+        "alike.next_back().map(|(at, kept)| (*at, kept))",
+    ),
+    Break(
+        "a forgotten farewell",
+        "engine/group/end.rs",
+        "open.link.send_farewell();",
+        "let _ = open;",
+    ),
+    Break(
+        "a failure of which the others do not hear",
+        "engine/group/end.rs",
+        "let _ = contained(|| open.link.send_abort(notice));",
+        "let _ = open;",
+    ),
+    Break(
+        "a mended connection repeats one byte too few",
+        "transport/tcp/ledger.rs",
+        "self.again = missing;",
+        "self.again = missing.saturating_sub(1);",
+    ),
+    Break(
+        "a mended connection forgets bytes that it had received",
+        "transport/tcp/connection/resumption.rs",
+        "self.ledger.note_received(count);",
+        "",
+    ),
+    Break(
+        "messages never time out",
+        "engine/message/matching.rs",
+        "message.work.deadline.is_some_and(|due| now >= due);",
+        "message.work.deadline.is_some_and(|due| now >= due && false);",
+    ),
+    Break(
+        "the positions that peers tell are not compared",
+        "engine/group/step.rs",
+        "let contradiction = self.contradiction_told(core);",
+        "let contradiction: Option<Error> = None;",
+    ),
+    Break(
+        "in place: an operation ends while peers still write to its buffer",
+        "engine/collective/shared/run.rs",
+        "let is_back = self.round.is_back(operands, links, Loan::Returned)?;",
+        "let is_back = self.round.is_back(operands, links, Loan::Returned)? || true;",
+    ),
+    Break(
+        "agreement: a rank decides by its own proposal alone",
+        "engine/collective/shared/run.rs",
+        "&& !self.round.all_propose(operands, Proposal::PreferMessages);",
+        "&& self.round.proposal != Some(Proposal::PreferMessages);",
+    ),
+    Break(
+        "headers: the number of the operation is not compared",
+        "engine/collective/header.rs",
+        "differs(0) | differs(8) |",
+        "differs(0) |",
+    ),
+    Break(
+        "a receive from any rank goes on when every rank has left",
+        "engine/group/step.rs",
+        "if present == 0 && core.matching.waits_for_any()",
+        "if self.world == 0 && present == 0 && core.matching.waits_for_any()",
+    ),
+    Break(
+        "a loan that is refused sends its header again",
+        "engine/collective/transfer.rs",
+        "                    progress.bytes = HEADER;\n                    progress.loan = None;",
+        "                    progress.bytes = 0;\n                    progress.loan = None;",
+    ),
+]
+
+
+def main() -> int:
+    """Try the breaks that were named, or all, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--worlds", type=int, default=10_000, help="seeds for each (%(default)s)")
+    parser.add_argument("names", nargs="*", help="parts of the names of breaks; without one: all")
+    arguments = parser.parse_args()
+    wanted = [
+        one
+        for one in BREAKS
+        if not arguments.names or any(part in one.name for part in arguments.names)
+    ]
+    # Its own copy of the commit, with a build folder that the next run finds again.
+    COPY.mkdir(parents=True, exist_ok=True)
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["tar", "-xmf", "-", "-C", COPY], input=archive.stdout, check=True)
+    return sum([not _is_found(one, arguments.worlds) for one in wanted]) and 1
+
+
+def _is_found(one: Break, worlds: int) -> bool:
+    path = COPY / SOURCES / one.file
+    text = path.read_text()
+    if text.count(one.code) != 1:
+        print(f"{one.name}: its code is {text.count(one.code)} times in {one.file}", flush=True)
+        return False
+    path.write_text(text.replace(one.code, one.broken))
+    try:
+        said = _worlds(worlds)
+    finally:
+        path.write_text(text)
+    print(f"{one.name}: {said or f'no world of {worlds} finds it'}", flush=True)
+    return said is not None
+
+
+def _worlds(worlds: int) -> str | None:
+    """Return what the first seeds that do not hold say, or None if all hold."""
+    command = ["cargo", "test", "-q", "-p", "unisono", "--lib", TEST]
+    environment = {**os.environ, "WORLD_SEEDS": str(worlds), "RUSTFLAGS": "-Awarnings"}
+    environment["CARGO_TARGET_DIR"] = str(COPY / "target")
+    built = subprocess.run([*command, "--no-run"], cwd=COPY, env=environment, check=False)
+    if built.returncode:
+        sys.exit("it does not compile")
+    began = time.monotonic()
+    done = subprocess.run(
+        command, cwd=COPY, env=environment, capture_output=True, text=True, check=False
+    )
+    took = time.monotonic() - began
+    seeds = re.findall(r"replay WORLD_SEED=(\d+): (.*)", done.stdout)
+    count = re.search(r"left: (\d+)", done.stdout + done.stderr)
+    if not seeds:
+        return None if done.returncode == 0 else f"it ended in another way: {done.stdout[-500:]}"
+    first = ", ".join(seed for seed, _ in seeds)
+    found = f"{count[1] if count else 'some'} of {worlds} worlds in {took:.0f} s, the first {first}"
+    return f"{found}; {seeds[0][1][:200]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
