@@ -69,7 +69,7 @@ def synchronize() -> None:
 def stream() -> Iterator[None]:
     """Make a new stream the current one inside the block."""
     made = torch.cuda.Stream()
-    # What it is to work on has been made in the stream before.
+    # Its tensors have been made in the stream before.
     made.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(made):
         yield
