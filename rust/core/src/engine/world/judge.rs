@@ -81,7 +81,8 @@ impl World {
         running: &Running,
         found: &mut Found,
     ) -> Vec<String> {
-        let fault = self.teams[player.team].fault;
+        let team = &self.teams[player.team];
+        let fault = team.fault;
         let mut faults = Vec::new();
         let stores = running.what.stores();
         if stores.iter().any(|store| !store.is_guarded()) {
@@ -101,6 +102,8 @@ impl World {
                 let may_differ = match fault {
                     Fault::Lie { .. } => matches!(running.what, What::Receive(..)),
                     Fault::Mistake { step, .. } => running.step == step,
+                    // The next call is taken for the one that was left out.
+                    Fault::Skip { step, .. } => running.step >= step && team.is_repeated(step),
                     _ => false,
                 };
                 if !running.what.is_right() && !may_differ {

@@ -87,6 +87,34 @@ impl Step {
             _ => Self::Collective(Call::random(random, world, style)),
         }
     }
+
+    /// Whether ranks cannot tell one from the other: both are the same call, with other data.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let (Self::Collective(a), Self::Collective(b)) = (self, other) else {
+            return false;
+        };
+        let what = |call: &Call| {
+            (
+                call.collective,
+                call.dtype,
+                call.op,
+                call.root,
+                call.is_even,
+            )
+        };
+        what(a) == what(b) && a.counts == b.counts
+    }
+
+    /// The same collective with other data.
+    pub(super) fn again(&self, random: &mut Random) -> Option<Self> {
+        let Self::Collective(call) = self else {
+            return None;
+        };
+        Some(Self::Collective(Call {
+            data: random.next(),
+            ..call.clone()
+        }))
+    }
 }
 
 fn chain(random: &mut Random, world: usize, style: Style) -> Vec<Call> {
@@ -154,11 +182,16 @@ fn messages(random: &mut Random, world: usize, style: Style) -> Vec<Message> {
     };
     let mut messages: Vec<Message> = (0..count).map(message).collect();
     let (first, tag) = (messages[0], count as u64);
-    messages.push(Message {
+    let from_any = Message {
         from_any: true,
         tag,
         ..first
-    });
+    };
+    // Alone, no other message tells that its sender has gone.
+    if random.once_in(4) {
+        return vec![from_any];
+    }
+    messages.push(from_any);
     messages
 }
 

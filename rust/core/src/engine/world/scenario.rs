@@ -142,6 +142,12 @@ impl Scenario {
         }
     }
 
+    /// Whether the step after this one is the same call.
+    pub(super) fn is_repeated(&self, step: usize) -> bool {
+        let next = self.steps.get(step + 1);
+        next.is_some_and(|next| next.is_like(&self.steps[step]))
+    }
+
     /// A second team: some of the processes make a group of their own, beside that of all, with a program of its own. A fault
     /// of a process is one of both its ranks. A bad call is made in one of the two groups.
     pub(super) fn part(&mut self, random: &mut Random) -> Self {
@@ -193,8 +199,13 @@ fn program(random: &mut Random, world: usize, hosts: &[usize]) -> (Vec<Step>, Ve
         long_once_in: if is_near { random.pick(&[2, 20]) } else { 20 },
         heap_once_in: random.pick(&[1, 3]),
     };
-    let step = |_| Step::random(random, world, style);
-    let steps: Vec<Step> = (0..count).map(step).collect();
+    let mut steps: Vec<Step> = Vec::with_capacity(count);
+    for _ in 0..count {
+        // As trainers do, some make the same call again.
+        let last = steps.last().filter(|_| random.once_in(4));
+        let again = last.and_then(|step| step.again(random));
+        steps.push(again.unwrap_or_else(|| Step::random(random, world, style)));
+    }
     let waits = (0..count).map(|_| random.below(3) > 0).collect();
     (steps, waits)
 }
