@@ -52,7 +52,7 @@ use super::{
 };
 use crate::error::{Code, Error, Result};
 use crate::fork::Home;
-use crate::reduce::copy_hinted;
+use crate::reduce::{Workers, copy_hinted};
 
 /// One end of a link through shared memory.
 pub struct ShmLink {
@@ -251,6 +251,10 @@ impl Link for ShmLink {
             copy(&mut bytes[done..done + run.len()], run);
             done += run.len();
         })
+    }
+
+    fn share(&mut self, workers: &Arc<Workers>) {
+        self.borrower.share(workers);
     }
 
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize> {
