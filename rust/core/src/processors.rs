@@ -130,7 +130,12 @@ mod tests {
     #[test]
     fn the_running_threads_are_those_that_the_system_tells() {
         assert_eq!(running_in("0.20 0.18 0.12 2/310 11206\n"), Some(2));
-        for untold in ["", "0.20 0.18 0.12", "0.00 0.00 0.00 0/0 0", "0.1 0.1 0.1 x/2 3"] {
+        for untold in [
+            "",
+            "0.20 0.18 0.12",
+            "0.00 0.00 0.00 0/0 0",
+            "0.1 0.1 0.1 x/2 3",
+        ] {
             assert_eq!(running_in(untold), None, "{untold}");
         }
         // This thread runs, whatever else does.

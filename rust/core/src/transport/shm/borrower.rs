@@ -379,7 +379,12 @@ impl<L: Ledger> Borrower<L> {
         if run.segment != 0 || self.loan.reported || left < WORTH_SEVERAL as u64 {
             return None;
         }
-        let is_awake = self.account.ledger.producer_asleep().load(Ordering::Relaxed) == 0;
+        let is_awake = self
+            .account
+            .ledger
+            .producer_asleep()
+            .load(Ordering::Relaxed)
+            == 0;
         let are_free = processors::are_free(*cores, workers.threads(), 1 + usize::from(is_awake));
         are_free.then(|| Arc::clone(workers))
     }
