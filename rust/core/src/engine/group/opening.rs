@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::config::LendBytes;
 use crate::error::Error;
 use crate::fence::contained;
+use crate::processors::cores;
 use crate::transport::endpoint::{
     ConnectRequest, Heard, Lane, Outcome, Seat, TransportChoice, Turn,
 };
@@ -272,10 +273,15 @@ impl Group {
     }
 
     /// Of this group's ranks one copies while the other waits: from now on two threads may read what a peer on this host lends,
-    /// where the user leaves their number open.
+    /// unless the user wants one thread.
     pub(crate) fn read_by_two(&self) {
+        if self.config.threads.is_some_and(|threads| threads.0 == 1) {
+            return;
+        }
         let mut core = self.core.lock();
         self.reads_by_two.store(true, Ordering::Relaxed);
+        let ranks = self.membership.topology.ranks_beside(self.rank);
+        core.backoff.make_room(ranks, cores());
         for (_, _, open) in core.links.iter_open() {
             self.share_workers(&mut *open.link);
         }
@@ -284,7 +290,7 @@ impl Group {
     /// Tells a link which threads may take part in what goes over it.
     fn share_workers(&self, link: &mut dyn Link) {
         // Under the group's lock, as all that sets it.
-        let by_two = self.reads_by_two.load(Ordering::Relaxed) && self.config.threads.is_none();
+        let by_two = self.reads_by_two.load(Ordering::Relaxed);
         if let Some(workers) = &self.workers {
             link.share(workers);
         } else if by_two && link.neighbour().is_some() {

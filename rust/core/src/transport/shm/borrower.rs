@@ -20,6 +20,7 @@ use crate::heap::PeerHeap;
 use crate::processors;
 use crate::reduce::{Streaming, Workers};
 use crate::sync::Word;
+use crate::transport::READ_BY_SEVERAL_FROM;
 
 /// How much is read at once into memory between: it stays in the cache until it is folded.
 const BLOCK: usize = 64 << 10;
@@ -28,11 +29,8 @@ const BLOCK: usize = 64 << 10;
 /// it sends meanwhile.
 const PIECE: usize = 256 << 10;
 
-/// How much several threads read at once: a thousand times what it takes to see that there are cores for them.
+/// How much several threads read at once: it takes a hundred times as long as to see that there are cores for them.
 const TOGETHER: usize = 8 << 20;
-
-/// Less than this one thread reads as fast.
-const WORTH_SEVERAL: usize = 1 << 20;
 
 /// How long a process that has not ended may seem to be gone: one with much memory takes that long to end. One whose first
 /// thread alone has ended seems to be gone for good.
@@ -371,12 +369,12 @@ impl<L: Ledger> Borrower<L> {
 
     /// The threads that read with this one, of the next `most` bytes, if these are many and lie in private memory. A program
     /// that computes keeps its core: there has to be one for each of them beside all other threads that run. The lender is no
-    /// such program while it is awake, for it waits for the loan and yields.
+    /// such program while it is awake, for it waits for the loan, and soon sleeps.
     fn free_workers(&self, most: usize) -> Option<Arc<Workers>> {
         let (workers, cores) = self.workers.as_ref()?;
         let run = self.loan.runs.get(self.loan.run)?;
         let left = (run.bytes - self.loan.within).min(most as u64);
-        if run.segment != 0 || self.loan.reported || left < WORTH_SEVERAL as u64 {
+        if run.segment != 0 || self.loan.reported || left < READ_BY_SEVERAL_FROM as u64 {
             return None;
         }
         let is_awake = self

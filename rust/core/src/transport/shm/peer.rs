@@ -51,7 +51,7 @@ impl Peer {
         Ok(())
     }
 
-    /// As [`Peer::read`], by `workers`: in shares, each of which looks for the mark.
+    /// As [`Peer::read`], by `workers`: in shares. The mark is looked for with each.
     pub(super) fn read_by(
         &self,
         workers: &Workers,
