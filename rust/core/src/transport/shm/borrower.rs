@@ -29,8 +29,8 @@ const BLOCK: usize = 64 << 10;
 /// it sends meanwhile.
 const PIECE: usize = 256 << 10;
 
-/// How much several threads read at once: it takes a hundred times as long as to see that there are cores for them.
-const TOGETHER: usize = 8 << 20;
+/// How much several threads read at once, some milliseconds long: each time they have to be woken.
+const TOGETHER: usize = 64 << 20;
 
 /// How long a process that has not ended may seem to be gone: one with much memory takes that long to end. One whose first
 /// thread alone has ended seems to be gone for good.

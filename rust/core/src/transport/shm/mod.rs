@@ -49,6 +49,7 @@ use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
 use super::{
     ControlChannel, Interest, Link, MESSAGE_HEADER, Neighbour, Notice, PeerState, Position,
+    READ_BY_SEVERAL_FROM,
 };
 use crate::error::{Code, Error, Result};
 use crate::fork::Home;
@@ -255,6 +256,8 @@ impl Link for ShmLink {
 
     fn share(&mut self, workers: &Arc<Workers>) {
         self.borrower.share(workers);
+        // The peer's are as many.
+        self.lender.read_by_several(READ_BY_SEVERAL_FROM);
     }
 
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize> {

@@ -220,6 +220,13 @@ impl Default for Choices {
 }
 
 impl Choices {
+    /// From now on several threads read what is lent and as long as `bytes`, or longer.
+    pub(super) fn read_by_several(&mut self, bytes: usize) {
+        for choice in &mut self.classes[class(bytes)..] {
+            choice.is_even = true;
+        }
+    }
+
     /// Whether to lend `bytes` of private memory. Where both directions are in use both count, and both sides choose by
     /// the same numbers: of messages that cross by different ways one side copies while the other waits for it.
     pub(super) fn prefer_loan(&mut self, bytes: usize, outgoing: Paces, incoming: Paces) -> bool {
@@ -271,6 +278,8 @@ struct Choice {
     looks: u32,
     /// The way that was the faster one when both were last compared.
     faster: Option<Way>,
+    /// Two threads read what is lent, and so either way takes two cores.
+    is_even: bool,
 }
 
 /// How long a pace counts at most before that way is used again to see; for messages from `LONG` on, where to see costs
@@ -330,8 +339,12 @@ impl Choice {
                 false => Paces::default(),
             };
             let both = |out: Pace, back: Pace| u64::from(out.0) + u64::from(back.0);
-            let lends = both(outgoing.loan, incoming.loan) * RING_AHEAD.0
-                < both(outgoing.ring, incoming.ring) * RING_AHEAD.1;
+            let ahead = match self.is_even {
+                true => (1, 1),
+                false => RING_AHEAD,
+            };
+            let lends = both(outgoing.loan, incoming.loan) * ahead.0
+                < both(outgoing.ring, incoming.ring) * ahead.1;
             self.faster = Some(if lends { Way::Loan } else { Way::Ring });
             lends
         };
