@@ -458,6 +458,29 @@ mod tests {
     }
 
     #[test]
+    fn the_ways_are_equals_where_several_threads_read() {
+        let mut choices = Choices::default();
+        choices.read_by_several(4 << 20);
+        let are_even = choices.classes.map(|choice| choice.is_even);
+        assert!(!are_even[class(2 << 20)] && are_even[class(4 << 20)..].iter().all(|even| *even));
+        let paces = Paces {
+            ring: Pace(90),
+            loan: Pace(100),
+        };
+        for (is_even, lends) in [(true, false), (false, true)] {
+            let now = Instant::now();
+            let mut choice = Choice {
+                streamed: Some(now),
+                lent: Some(now),
+                is_even,
+                ..Choice::default()
+            };
+            let unknown = Paces::default();
+            assert_eq!(choice.prefers_loan_at(now, 4 << 20, paces, unknown), lends);
+        }
+    }
+
+    #[test]
     fn the_faster_way_is_chosen_and_the_other_looked_at_again() {
         let mib = 1 << 20;
         let paces = |ring, loan| Paces {
