@@ -84,6 +84,7 @@ def serve(names: list[str], sizes: list[int], host: str | None, pipe: Connection
             memory = ends[backend(name)].register_memory(kept[-1])
             buffers[name, size] = memory.to_remote_buffer()
     urls: dict[str, Any] = {name: end.bind() for name, end in ends.items()}
+    answering = None
     if "sockets" in names:
         listener = socket.create_server((Hosts.address(1), 0))
         urls["sockets"] = listener.getsockname()
@@ -95,6 +96,8 @@ def serve(names: list[str], sizes: list[int], host: str | None, pipe: Connection
         ends[name].connect(url)
     pipe.send({key: (type(buffer), buffer.serialize()) for key, buffer in buffers.items()})
     pipe.recv()
+    if answering is not None:
+        answering.join(LIMIT)
     for end in ends.values():
         end.close()
 
