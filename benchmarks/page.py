@@ -49,6 +49,8 @@ COMMANDS = {
     "inference": "inference.py --ranks 2 --dtypes float32 --sizes 4K 16K 64K 1M 32M --seconds 1"
     " --operators unisono gloo deepspeed",
     "one-sided": "one_sided.py --seconds 1",
+    "one-sided-hosts": "one_sided.py --rates 1000 0 --sizes 4K 64K 1M 16M 256M --seconds 0.5"
+    " --rounds 3",
 }
 # The result that a plot shows; that of hosts is of all of them.
 PLOTS = {"by-size": ("one-host",), "by-ranks": ("one-host",)}
@@ -213,6 +215,30 @@ def one_sided(results: dict[str, Result]) -> str:
     return table(["", *names], lines)
 
 
+def one_sided_hosts(results: dict[str, Result]) -> str:
+    """Return the times of transfers between hosts beside NIXL's and those of a socket."""
+    rows = []
+    for figure in results["one-sided-hosts"]["figures"]:
+        rate, seconds = figure["rate"], figure["seconds"]
+        link = f"{rate / 1000:g} Gbit/s" if rate else "no limit"
+        row = [f"{link}, {size_name(figure['size'])}"]
+        for name in ("private", "nixl", "sockets"):
+            both = [seconds.get(f"{name} {what}") for what in ("write", "read")]
+            row.append(", ".join(number(time and time * 1e6) or "-" for time in both))
+            if name == "nixl":
+                own = (seconds[f"private {what}"] for what in ("write", "read"))
+                ratios = [time and time / mine for time, mine in zip(both, own, strict=True)]
+                row.append(", ".join(number(ratio) or "-" for ratio in ratios))
+        shares = [
+            figure["size"] * 8 / (rate * 1e6) / seconds[f"private {what}"] if rate else None
+            for what in ("write", "read")
+        ]
+        row.append(", ".join(number(share) or "-" for share in shares) if rate else "")
+        rows.append(row)
+    head = ["", "unisono: write, read", "NIXL", "NIXL / unisono", "a socket", "share of the link"]
+    return table(head, rows)
+
+
 # The parts of pages: where they stand, the results that each needs, and the text made of them.
 PARTS: dict[str, tuple[str, tuple[str, ...], Callable[[dict[str, Result]], str]]] = {
     "one-host": ("benchmarks", ("one-host",), one_host),
@@ -222,6 +248,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...], Callable[[dict[str, Result]], str]]
     "failure": ("faults", ("failure",), failure),
     "inference": ("inference", ("inference",), inference),
     "one-sided": ("transports", ("one-sided",), one_sided),
+    "one-sided-hosts": ("transports", ("one-sided-hosts",), one_sided_hosts),
 }
 
 

@@ -1,6 +1,6 @@
 """Types of the native module; what each thing does is in the docstrings of the module itself."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from os import PathLike
 from types import GenericAlias
@@ -257,6 +257,7 @@ class _RemoteRegion:
 class _Transfer:
     def done(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> bool: ...
+    def when_done(self, callback: Callable[[], None]) -> None: ...
     def exception(self) -> Error | None: ...
 
 @final

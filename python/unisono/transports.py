@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import math
 import operator
-import queue
 import threading
 import time
 import weakref
@@ -34,7 +34,7 @@ from torch.distributed import Work
 from torch.distributed._transport import Transport, wait_all
 
 from unisono import _native
-from unisono.errors import AbortedError, Error, TimeoutError  # noqa: A004
+from unisono.errors import Error, TimeoutError  # noqa: A004
 
 if TYPE_CHECKING:
     from torch.distributed._transport import Memory, MemoryView, MutableMemoryView, RemoteBuffer
@@ -48,9 +48,6 @@ __all__ = [
     "UnisonoRemoteBuffer",
     "UnisonoTransport",
 ]
-
-# How long the end of the interpreter waits for the thread that resolves futures.
-_FAREWELL = 1.0
 
 _open: weakref.WeakSet[UnisonoTransport] = weakref.WeakSet()
 
@@ -201,7 +198,6 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
         self._port: _Port = _core()._Port()
         self._lock = threading.Lock()
         self._pending: deque[_TransferWork] = deque()
-        self._futures = _Futures()
         # Closing refuses new transfers; closed has let go of everything.
         self._closing = False
         self._closed = False
@@ -404,11 +400,9 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
             self._port.close(timeout)
             self._closed = True
         finally:
-            # All transfers have ended now.
+            # All transfers have ended now, or are about to.
             with self._lock:
-                self._futures.end()
                 self._pending.clear()
-            self._futures.join()
 
     def _check_open(self) -> None:
         if self._closing:
@@ -457,7 +451,8 @@ class _TransferWork(Work):  # type: ignore[misc]
         with self._transport._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
-                self._transport._futures.resolve(self._future, self._transfer)
+                resolve = functools.partial(_resolve, self._future, self._transfer)
+                self._transfer.when_done(resolve)
             return self._future
 
     def result(self) -> list[torch.Tensor]:
@@ -468,51 +463,8 @@ class _TransferWork(Work):  # type: ignore[misc]
         self.wait()
 
 
-class _Futures:
-    """Resolves futures when transfers end: on a thread, since no other one waits for them.
-
-    One after the other, in the order in which they were asked for: so do transfers end.
-    """
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
-
-    def resolve(self, future: torch.futures.Future[Any], transfer: _Transfer) -> None:
-        if transfer.done() or self._is_closed:
-            _resolve(future, transfer)
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_serve, args=(self._queue,), name="unisono-futures", daemon=True
-            )
-            self._thread.start()
-        self._queue.put((future, transfer))
-
-    def end(self) -> None:
-        """Take no further requests. Called, as `resolve`, under the transport's lock."""
-        if not self._is_closed and self._thread is not None:
-            self._queue.put(None)
-        self._is_closed = True
-
-    def join(self) -> None:
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_FAREWELL)
-
-
-def _serve(requests: queue.SimpleQueue[Any]) -> None:
-    while (request := requests.get()) is not None:
-        future, transfer = request
-        with contextlib.suppress(Error):
-            transfer.wait()
-        _resolve(future, transfer)
-
-
 def _resolve(future: torch.futures.Future[Any], transfer: _Transfer) -> None:
-    if not transfer.done():
-        future.set_exception(AbortedError("the transport was closed before the transfer ended"))
-    elif (error := transfer.exception()) is not None:
+    if (error := transfer.exception()) is not None:
         future.set_exception(error)
     else:
         future.set_result([])

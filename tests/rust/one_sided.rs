@@ -182,6 +182,32 @@ fn many_are_under_way_at_once() {
     }
 }
 
+/// As a callback of one future that waits for a second future does.
+#[test]
+fn a_completion_may_wait_for_that_of_a_later_transfer() {
+    for config in transports() {
+        let (left, right) = pair(&config, 1 << 20);
+        let (whole, all) = (right.remote(), 0..1 << 20);
+        let (second_told, second_heard) = channel();
+        let (told, heard) = channel();
+        let waits = Box::new(move |_| told.send(second_heard.recv_timeout(SOON)).unwrap());
+        let first = left
+            .port
+            .write(&left.region, all.clone(), &whole, Some(waits))
+            .unwrap();
+        let tells = Box::new(move |result| second_told.send(result).unwrap());
+        left.port
+            .write(&left.region, all, &whole, Some(tells))
+            .unwrap();
+        heard.recv().unwrap().expect("told").expect("well");
+        // After its end it is called at once, in this thread.
+        first.wait(Some(SOON)).unwrap();
+        let (told, heard) = channel();
+        first.when_done(Box::new(move |result| told.send(result).unwrap()));
+        heard.try_recv().expect("called at once").expect("well");
+    }
+}
+
 #[test]
 fn what_is_not_registered_is_refused_and_the_connection_lives() {
     for config in transports() {

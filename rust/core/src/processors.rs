@@ -1,4 +1,5 @@
-//! Where this process may run: its cores, and how memory and caches are shared out among them, as `/sys` says.
+//! Where this process may run: its cores, whether they are in use, and how memory and caches are shared out among them, as
+//! `/sys` says.
 //!
 //! A machine with several sockets, or a processor that is divided in its firmware, has several *memory nodes* (NUMA): a core
 //! reaches the memory of its own node sooner, and all cores of a node share one way to the others. A process that is bound to
@@ -13,6 +14,21 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 /// Cores that this process may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Whether `threads` threads have a core each, of `cores`, beside all others that run on the machine now. `ours`: the running
+/// ones that do not count as others. In a container the others include those of its host.
+pub(crate) fn are_free(cores: usize, threads: usize, ours: usize) -> bool {
+    let average = fs::read_to_string("/proc/loadavg").ok();
+    let running = average.as_deref().and_then(running_in);
+    running.is_some_and(|running| running.saturating_sub(ours) + threads <= cores)
+}
+
+/// How many threads run or are ready to, in a text as `0.20 0.18 0.12 2/310 11206`; `None` where the system does not tell.
+fn running_in(average: &str) -> Option<usize> {
+    let (running, _) = average.split(' ').nth(3)?.split_once('/')?;
+    // The reader at least.
+    running.parse().ok().filter(|running| *running > 0)
 }
 
 /// Where this process may run.
@@ -110,6 +126,21 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+
+    #[test]
+    fn the_running_threads_are_those_that_the_system_tells() {
+        assert_eq!(running_in("0.20 0.18 0.12 2/310 11206\n"), Some(2));
+        for untold in [
+            "",
+            "0.20 0.18 0.12",
+            "0.00 0.00 0.00 0/0 0",
+            "0.1 0.1 0.1 x/2 3",
+        ] {
+            assert_eq!(running_in(untold), None, "{untold}");
+        }
+        // This thread runs, whatever else does.
+        assert!(!are_free(2, 2, 0) && !are_free(1, 2, 1) && are_free(usize::MAX, 2, 1));
+    }
 
     /// A folder that goes with the test.
     struct Sys(PathBuf);

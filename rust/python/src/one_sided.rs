@@ -264,6 +264,19 @@ impl Transfer {
         }
     }
 
+    /// Call ``callback`` when it has ended: at once if it has, else on a thread of the library.
+    fn when_done(&self, py: Python<'_>, callback: Py<PyAny>) {
+        let completion = Box::new(move |_| {
+            // Not while the interpreter goes away: no object is left then that could be told.
+            Python::try_attach(|py| {
+                if let Err(error) = callback.call0(py) {
+                    error.write_unraisable(py, Some(callback.bind(py)));
+                }
+            });
+        });
+        py.detach(|| self.0.when_done(completion));
+    }
+
     /// The error that ended it; None where it went well or still goes on.
     fn exception(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         let error: Error = self.0.result()?.err()?;

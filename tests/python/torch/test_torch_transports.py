@@ -111,6 +111,41 @@ def test_it_works_inside_asyncio(pair):
     assert not left.connected()
 
 
+def test_a_callback_may_wait_for_a_later_future(pair):
+    left, right = pair
+    source = left.register_memory(torch.ones(4 << 20))
+    remote = right.register_memory(torch.zeros(4 << 20)).to_remote_buffer()
+    works = [left.write(source.to_view(), remote, async_op=True) for _ in range(3)]
+    first, second, third = (work.get_future() for work in works)
+    results = []
+    ended = threading.Event()
+
+    def wait_for(later: torch.futures.Future) -> None:
+        results.append(later.wait())
+        if len(results) == 2:
+            ended.set()
+
+    first.add_done_callback(lambda _: wait_for(second.then(lambda _: third.wait())))
+    second.add_done_callback(lambda _: wait_for(third))
+    assert ended.wait(30)
+    assert results == [[], []]
+    # That of a transfer which has ended is done.
+    work = left.write(source.to_view(), remote, async_op=True)
+    work.wait()
+    assert work.get_future().done()
+
+
+def test_a_future_raises_what_ended_its_transfer(pair):
+    left, right = pair
+    source = left.register_memory(torch.ones(1 << 20))
+    target = right.register_memory(torch.zeros(1 << 20))
+    remote = target.to_remote_buffer()
+    right.unregister_memory(target)
+    future = left.write(source.to_view(), remote, async_op=True).get_future()
+    with pytest.raises(ValueError, match="no such memory registered"):
+        future.wait()
+
+
 def test_wrong_calls_say_what_is_wrong(pair):
     left, right = pair
     tensor = torch.arange(100)

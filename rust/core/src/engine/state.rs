@@ -183,6 +183,8 @@ pub(crate) struct Group {
     /// Until the group is closed.
     pub(crate) stay: Mutex<Option<Arc<ThreadsGuard>>>,
     pub(crate) workers: Option<Arc<Workers>>,
+    /// Two threads may read what peers on this host lend.
+    pub(crate) reads_by_two: AtomicBool,
     /// The process that is a member.
     pub(crate) home: Home,
     pub(crate) this: Weak<Self>,
@@ -322,6 +324,7 @@ impl Group {
             membership,
             timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
             workers: (threads > 1).then(|| Arc::new(Workers::new(threads))),
+            reads_by_two: AtomicBool::new(false),
             config,
             clock,
             core: Mutex::new(core),

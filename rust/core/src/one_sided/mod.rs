@@ -150,8 +150,7 @@ impl Port {
         let port = invitation.card();
         let left = timeout.saturating_sub(begun.elapsed());
         let comm = Communicator::join_within(&pair, (INITIATOR, 2), shared.config.clone(), left)?;
-        // Each transfer takes as long as it takes; the waits for it are bounded.
-        comm.set_timeout(Duration::ZERO);
+        prepare(&comm);
         let peer = Peer {
             comm,
             port,
@@ -231,8 +230,8 @@ impl Port {
     }
 
     /// Starts to write `range` of `local` to the beginning of `remote`, and returns at once. When the transfer has ended
-    /// well, the bytes are in the peer's memory. `completion` is called then, on a thread made for that or on one that
-    /// waits for the transfer.
+    /// well, the bytes are in the peer's memory. `completion` is called then, on a thread made for that, as those of
+    /// [`Transfer::when_done`] are; for no bytes it is called before this returns.
     ///
     /// Transfers may overtake each other.
     ///
@@ -387,7 +386,7 @@ impl Shared {
         let joined = Communicator::join_within(pair, place, self.config.clone(), GUESTS_PATIENCE);
         let service = match joined {
             Ok(comm) => {
-                comm.set_timeout(Duration::ZERO);
+                prepare(&comm);
                 Arc::new(Service::new(comm))
             }
             Err(error) => {
@@ -425,6 +424,13 @@ impl Shared {
         }
         served.iter().for_each(|service| service.end());
     }
+}
+
+/// Prepares the group of a pair for transfers.
+fn prepare(comm: &Communicator) {
+    // Each transfer takes as long as it takes; the waits for it are bounded.
+    comm.set_timeout(Duration::ZERO);
+    comm.group().read_by_two();
 }
 
 /// The place of a guest that has no group with this process yet.

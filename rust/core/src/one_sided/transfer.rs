@@ -35,7 +35,9 @@ struct Shared {
     works: OnceLock<Works>,
     result: OnceLock<Result<()>>,
     /// Locked while the transfer is being ended.
-    completion: Mutex<Option<Completion>>,
+    ending: Mutex<()>,
+    /// To be called with the result; `None` from then on.
+    completions: Mutex<Option<Vec<Completion>>>,
 }
 
 /// The messages of one transfer.
@@ -95,12 +97,14 @@ impl Transfer {
             answer: UnsafeCell::new([0; ANSWER]),
             works: OnceLock::new(),
             result: OnceLock::new(),
-            completion: Mutex::new(completion),
+            ending: Mutex::new(()),
+            completions: Mutex::new(Some(completion.into_iter().collect())),
         }));
         match length {
             0 => {
-                let completion = transfer.0.completion.lock().take();
-                transfer.end(Ok(()), completion);
+                let _ = transfer.0.result.set(Ok(()));
+                drop(transfer.0.region.lock().take());
+                transfer.tell();
             }
             _ => transfer.post(range.start)?,
         }
@@ -125,10 +129,6 @@ impl Transfer {
         };
         if shared.works.set(Works { messages, answer }).is_err() {
             unreachable!("a transfer is started once");
-        }
-        // Its completion may have come before the works were there.
-        if self.works().answer.is_done() {
-            self.settle();
         }
         Ok(())
     }
@@ -160,7 +160,12 @@ impl Transfer {
         }
         let same = self.clone();
         let options = PointToPoint {
-            completion: Some(Box::new(move |_| same.settle())),
+            completion: Some(Box::new(move |_| {
+                // `post` is about to set them: the answer is the last message that it starts.
+                same.0.works.wait();
+                same.settle();
+                same.tell();
+            })),
             ..PointToPoint::default()
         };
         let tag = request.answer_tag();
@@ -238,30 +243,39 @@ impl Transfer {
         Answer::result(unsafe { *self.0.answer.get() }, &self.0.request)
     }
 
+    /// Has `completion` called with the result: at once if the transfer has ended, else when it does, on a thread made for
+    /// that. It may wait for other transfers and for their completions.
+    pub fn when_done(&self, completion: Completion) {
+        let mut waiting = self.0.completions.lock();
+        if !self.is_done()
+            && let Some(waiting) = &mut *waiting
+        {
+            waiting.push(completion);
+            return;
+        }
+        drop(waiting);
+        completion(self.result().expect("it has ended"));
+    }
+
     /// The answer's message has ended, and so does the transfer.
     fn settle(&self) {
-        let Some(works) = self.0.works.get() else {
-            // `post` does it when they are there.
-            return;
-        };
-        let mut lock = self.0.completion.lock();
+        let ending = self.0.ending.lock();
         if self.is_done() {
             return;
         }
-        let result = self.outcome(works).map_err(|error| self.describe(error));
+        let result = self.outcome(self.works());
+        let result = result.map_err(|error| self.describe(error));
         // Set under the lock, and so only once.
-        let _ = self.0.result.set(result.clone());
-        let completion = lock.take();
-        drop(lock);
-        self.end(result, completion);
+        let _ = self.0.result.set(result);
+        drop(ending);
+        drop(self.0.region.lock().take());
     }
 
-    /// Lets go of the memory and says how it ended.
-    fn end(&self, result: Result<()>, completion: Option<Completion>) {
-        let _ = self.0.result.set(result.clone());
-        drop(self.0.region.lock().take());
-        if let Some(completion) = completion {
-            completion(result);
+    /// Calls what waits for the end, which has come.
+    fn tell(&self) {
+        let waiting = self.0.completions.lock().take();
+        for completion in waiting.into_iter().flatten() {
+            completion(self.result().expect("it has ended"));
         }
     }
 

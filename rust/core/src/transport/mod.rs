@@ -31,6 +31,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 pub use self::channel::{ControlChannel, Notice, POSITION_BYTES, PeerState, Position};
+pub(crate) use self::neighbour::READ_BY_SEVERAL_FROM;
 pub use self::neighbour::{Neighbour, Shareable};
 pub(crate) use self::shm::WRITERS_PATIENCE;
 pub use self::shm::{Page, Shared};

@@ -33,6 +33,8 @@ pub(crate) enum Next {
 pub(crate) struct Backoff {
     /// There are more ranks than cores.
     crowded: bool,
+    /// There are no more cores than ranks, and two threads of a peer may read what is lent to it.
+    makes_room: bool,
     contention: Contention,
     longest_spin: Duration,
     spin: Duration,
@@ -80,6 +82,7 @@ impl Backoff {
         let yields = YIELDS / u32::try_from(share).unwrap_or(YIELDS);
         Self {
             crowded: ranks > cores,
+            makes_room: false,
             contention: Contention::default(),
             longest_spin: spin,
             spin,
@@ -107,6 +110,11 @@ impl Backoff {
     /// Whether the wait that goes on only sleeps.
     pub(crate) fn is_asleep(&self) -> bool {
         self.is_asleep
+    }
+
+    /// Two threads of a peer may read what this one of `ranks` lends, on `cores`.
+    pub(crate) fn make_room(&mut self, ranks: usize, cores: usize) {
+        self.makes_room = ranks >= cores;
     }
 
     /// Whether ranks of this host share cores.
@@ -186,17 +194,20 @@ impl Backoff {
     }
 
     /// Nothing moved. `needs_others` tells whether the thread waits for the work of other threads: for peers to read the memory
-    /// that is lent to them, or for links to be opened.
+    /// that is lent to them, or for links to be opened; `is_read_by_two`, whether for two threads of a peer.
     ///
     /// Then it sleeps soon where cores are few. To the scheduler a thread that yields is one that works, so that two
     /// readers may share one core while two ranks that wait for them share the other, and a hundred ranks that wait for
     /// links leave a hundredth of a core to each thread that opens one. A rank that is woken needs no luck to be back in time.
-    pub(crate) fn next_unless(&mut self, needs_others: impl FnOnce() -> bool) -> Next {
+    pub(crate) fn next_unless(
+        &mut self,
+        needs_others: impl FnOnce() -> bool,
+        is_read_by_two: impl FnOnce() -> bool,
+    ) -> Next {
         match self.next() {
             Next::Yield
-                if self.crowded
-                    && self.yielded.is_multiple_of(YIELDS_TO_WORK)
-                    && needs_others() =>
+                if self.yielded.is_multiple_of(YIELDS_TO_WORK)
+                    && (self.crowded && needs_others() || self.makes_room && is_read_by_two()) =>
             {
                 Next::Sleep
             }
@@ -393,13 +404,23 @@ mod tests {
         for (ranks, soon) in [(3, true), (2, false)] {
             let mut backoff = Backoff::new(ranks, 2, None);
             let mut yields = 0;
-            while backoff.next_unless(|| true) != Next::Sleep {
+            while backoff.next_unless(|| true, || true) != Next::Sleep {
                 yields += 1;
             }
             assert_eq!(yields < YIELDS, soon);
             backoff.reset();
             let mut looks = 0..YIELDS;
-            assert!(looks.all(|_| backoff.next_unless(|| false) != Next::Sleep));
+            assert!(looks.all(|_| backoff.next_unless(|| false, || true) != Next::Sleep));
+        }
+    }
+
+    #[test]
+    fn a_lender_makes_room_for_the_second_of_two_readers_where_cores_are_few() {
+        for (cores, soon) in [(2, true), (3, false)] {
+            let mut backoff = Backoff::new(2, cores, None);
+            backoff.make_room(2, cores);
+            while backoff.next_unless(|| false, || true) != Next::Sleep {}
+            assert_eq!(backoff.yielded < YIELDS, soon);
         }
     }
 

@@ -150,7 +150,8 @@ impl Group {
                 ..
             } = &mut **core;
             let is_read = || operations.is_empty() && matching.is_being_read();
-            match backoff.next_unless(|| links.are_opening(|| self.clock.now()) || is_read()) {
+            let needs_others = || links.are_opening(|| self.clock.now()) || is_read();
+            match backoff.next_unless(needs_others, || matching.is_read_by_several()) {
                 Next::Spin => {
                     std::hint::spin_loop();
                     MutexGuard::bump(core);

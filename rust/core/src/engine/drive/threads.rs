@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::fork::{Home, PerProcess};
 use crate::locks::Mutex;
+use crate::reduce::Workers;
 use crate::threads;
 
 use crate::engine::drive::completions::CompletionThreads;
@@ -19,6 +20,8 @@ use crate::engine::state::Group;
 pub(crate) struct RuntimeThreads {
     pub(crate) progress: Arc<Progress<Group>>,
     pub(crate) completions: Arc<CompletionThreads>,
+    /// Two threads, for groups in which one rank waits while the other copies; the second is started when it is needed.
+    pub(crate) readers: Arc<Workers>,
 }
 
 impl RuntimeThreads {
@@ -27,6 +30,7 @@ impl RuntimeThreads {
         Ok(Self {
             progress: Arc::new(Progress::new()?),
             completions: Arc::default(),
+            readers: Arc::new(Workers::new(2)),
         })
     }
 }
@@ -69,6 +73,7 @@ impl ThreadsGuard {
         let RuntimeThreads {
             progress,
             completions,
+            readers: _,
         } = &*self.threads;
         let progress = Arc::clone(progress);
         threads::spawn("unisono-drive", move || progress.run())?;

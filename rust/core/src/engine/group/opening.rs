@@ -3,12 +3,14 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::config::LendBytes;
 use crate::error::Error;
 use crate::fence::contained;
+use crate::processors::cores;
 use crate::transport::endpoint::{
     ConnectRequest, Heard, Lane, Outcome, Seat, TransportChoice, Turn,
 };
@@ -253,9 +255,7 @@ impl Group {
             }
         }
         link.lose_silent_host_after(self.config.peer_timeout.seconds());
-        if let Some(workers) = &self.workers {
-            link.share(workers);
-        }
+        self.share_workers(&mut *link);
         if let Some(neighbour) = link.neighbour() {
             match self.config.lend_bytes {
                 LendBytes::Auto => {}
@@ -270,6 +270,32 @@ impl Group {
         let name = self.name_of(peer);
         core.links.establish(lane, peer, link, name);
         self.answer_questions_of(lane, peer, &core.links);
+    }
+
+    /// Of this group's ranks one copies while the other waits: from now on two threads may read what a peer on this host lends,
+    /// unless the user wants one thread.
+    pub(crate) fn read_by_two(&self) {
+        if self.config.threads.is_some_and(|threads| threads.0 == 1) {
+            return;
+        }
+        let mut core = self.core.lock();
+        self.reads_by_two.store(true, Ordering::Relaxed);
+        let ranks = self.membership.topology.ranks_beside(self.rank);
+        core.backoff.make_room(ranks, cores());
+        for (_, _, open) in core.links.iter_open() {
+            self.share_workers(&mut *open.link);
+        }
+    }
+
+    /// Tells a link which threads may take part in what goes over it.
+    fn share_workers(&self, link: &mut dyn Link) {
+        // Under the group's lock, as all that sets it.
+        let by_two = self.reads_by_two.load(Ordering::Relaxed);
+        if let Some(workers) = &self.workers {
+            link.share(workers);
+        } else if by_two && link.neighbour().is_some() {
+            link.share(&self.staff.readers);
+        }
     }
 
     /// Takes in a further connection of the link to a peer, or that those which this side wanted do not come.

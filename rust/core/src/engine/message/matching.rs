@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::Result;
+use crate::transport::READ_BY_SEVERAL_FROM;
 use crate::transport::endpoint::Lane;
 use crate::types::Rank;
 
@@ -209,6 +210,12 @@ impl Matching {
                     && peer.sink.is_none()
             })
             && lends
+    }
+
+    /// Whether something is lent that is long enough to be read by several threads.
+    pub(crate) fn is_read_by_several(&self) -> bool {
+        let mut lent = self.peers.iter().flat_map(|peer| &peer.lent);
+        lent.any(|(_, frame)| frame.payload.len() >= READ_BY_SEVERAL_FROM)
     }
 
     /// Whether frames wait to be sent to `rank`, or to come back from there.

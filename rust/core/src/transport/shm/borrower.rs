@@ -5,6 +5,7 @@
 //! another program. So each call reads the lender's mark with it (`mark`), without which nothing is delivered or folded.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,10 @@ use super::peer::{Fault, Peer};
 use super::ring::MAX_ALIGN;
 use crate::error::Result;
 use crate::heap::PeerHeap;
-use crate::reduce::Streaming;
+use crate::processors;
+use crate::reduce::{Streaming, Workers};
 use crate::sync::Word;
+use crate::transport::READ_BY_SEVERAL_FROM;
 
 /// How much is read at once into memory between: it stays in the cache until it is folded.
 const BLOCK: usize = 64 << 10;
@@ -25,6 +28,9 @@ const BLOCK: usize = 64 << 10;
 /// How much is read at once into its place, so that a caller with several links comes round to all of them, and to what
 /// it sends meanwhile.
 const PIECE: usize = 256 << 10;
+
+/// How much several threads read at once, some milliseconds long: each time they have to be woken.
+const TOGETHER: usize = 64 << 20;
 
 /// How long a process that has not ended may seem to be gone: one with much memory takes that long to end. One whose first
 /// thread alone has ended seems to be gone for good.
@@ -36,6 +42,8 @@ pub(super) struct Borrower<L> {
     clock: Clock,
     /// The peer, if its process is one that can be named.
     pub(super) peer: Option<Peer>,
+    /// Threads that may read with this one, and the cores that there are.
+    workers: Option<(Arc<Workers>, usize)>,
     /// A loan of private memory has been announced.
     tried: bool,
     /// The peer's process ended while its memory was read, or executed another program.
@@ -97,11 +105,17 @@ impl<L: Ledger> Borrower<L> {
             account: Account::new(ledger),
             clock: Clock::default(),
             peer,
+            workers: None,
             tried: false,
             has_ended: false,
             reading: false,
             loan: Reading::default(),
         }
+    }
+
+    /// These threads may read what lies in private memory, while there are cores for them.
+    pub(super) fn share(&mut self, workers: &Arc<Workers>) {
+        self.workers = Some((Arc::clone(workers), processors::cores()));
     }
 
     /// The recent paces of messages as long as `bytes`.
@@ -216,7 +230,11 @@ impl<L: Ledger> Borrower<L> {
         bytes: &mut [u8],
         copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(usize, Back)> {
-        let limit = bytes.len().min(PIECE);
+        let workers = self.free_workers(bytes.len());
+        let limit = bytes.len().min(match workers {
+            Some(_) => TOGETHER,
+            None => PIECE,
+        });
         let mut done = 0;
         while done < limit
             && let Some(count) = self.left_of_run(limit - done)
@@ -227,7 +245,7 @@ impl<L: Ledger> Borrower<L> {
                     copy(target, lent);
                     self.verdict()
                 }
-                Place::InPrivate => self.read(target)?,
+                Place::InPrivate => self.read(target, workers.as_deref())?,
                 Place::Nowhere => self.stall(),
             };
             match attempt {
@@ -289,7 +307,7 @@ impl<L: Ledger> Borrower<L> {
         }
         BETWEEN.with_borrow_mut(|between| {
             between.resize(BLOCK, 0);
-            let attempt = self.read(&mut between[..count])?;
+            let attempt = self.read(&mut between[..count], None)?;
             if matches!(attempt, Attempt::Read) {
                 fold(&between[..count]);
             }
@@ -349,14 +367,37 @@ impl<L: Ledger> Borrower<L> {
         }
     }
 
-    /// Reads exactly `bytes` from where the loan has been read to.
-    fn read(&mut self, bytes: &mut [u8]) -> Result<Attempt> {
+    /// The threads that read with this one, of the next `most` bytes, if these are many and lie in private memory. A program
+    /// that computes keeps its core: there has to be one for each of them beside all other threads that run. The lender is no
+    /// such program while it is awake, for it waits for the loan, and soon sleeps.
+    fn free_workers(&self, most: usize) -> Option<Arc<Workers>> {
+        let (workers, cores) = self.workers.as_ref()?;
+        let run = self.loan.runs.get(self.loan.run)?;
+        let left = (run.bytes - self.loan.within).min(most as u64);
+        if run.segment != 0 || self.loan.reported || left < READ_BY_SEVERAL_FROM as u64 {
+            return None;
+        }
+        let is_awake = self
+            .account
+            .ledger
+            .producer_asleep()
+            .load(Ordering::Relaxed)
+            == 0;
+        let are_free = processors::are_free(*cores, workers.threads(), 1 + usize::from(is_awake));
+        are_free.then(|| Arc::clone(workers))
+    }
+
+    /// Reads exactly `bytes` from where the loan has been read to, with these threads.
+    fn read(&mut self, bytes: &mut [u8], workers: Option<&Workers>) -> Result<Attempt> {
         let run = self.loan.runs[self.loan.run];
         if run.segment != 0 {
             return Err(corrupt(format_args!("segment {}", run.segment)));
         }
         let result = match &self.peer {
-            Some(peer) => peer.read(run.at + self.loan.within, bytes),
+            Some(peer) => match (run.at + self.loan.within, workers) {
+                (address, Some(workers)) => peer.read_by(workers, address, bytes),
+                (address, None) => peer.read(address, bytes),
+            },
             None => Err(Fault::OutOfReach(Errno::SRCH)),
         };
         let errno = match result {

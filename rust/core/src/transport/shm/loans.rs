@@ -156,6 +156,13 @@ impl<L: Ledger> Lender<L> {
         (self.private_from, self.choices) = (bytes, None);
     }
 
+    /// From now on several threads of the peer read what is as long as `bytes`.
+    pub(super) fn read_by_several(&mut self, bytes: usize) {
+        if let Some(choices) = &mut self.choices {
+            choices.read_by_several(bytes);
+        }
+    }
+
     /// `bytes` are about to be copied into the ring, as far as there is room: now, if they are to be timed.
     #[inline]
     pub(super) fn begin_filling(&mut self, bytes: usize) -> Option<Instant> {

@@ -49,10 +49,11 @@ use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
 use super::{
     ControlChannel, Interest, Link, MESSAGE_HEADER, Neighbour, Notice, PeerState, Position,
+    READ_BY_SEVERAL_FROM,
 };
 use crate::error::{Code, Error, Result};
 use crate::fork::Home;
-use crate::reduce::copy_hinted;
+use crate::reduce::{Workers, copy_hinted};
 
 /// One end of a link through shared memory.
 pub struct ShmLink {
@@ -251,6 +252,12 @@ impl Link for ShmLink {
             copy(&mut bytes[done..done + run.len()], run);
             done += run.len();
         })
+    }
+
+    fn share(&mut self, workers: &Arc<Workers>) {
+        self.borrower.share(workers);
+        // The peer's are as many.
+        self.lender.read_by_several(READ_BY_SEVERAL_FROM);
     }
 
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize> {

@@ -220,6 +220,13 @@ impl Default for Choices {
 }
 
 impl Choices {
+    /// From now on several threads read what is lent and as long as `bytes`, or longer.
+    pub(super) fn read_by_several(&mut self, bytes: usize) {
+        for choice in &mut self.classes[class(bytes)..] {
+            choice.is_even = true;
+        }
+    }
+
     /// Whether to lend `bytes` of private memory. Where both directions are in use both count, and both sides choose by
     /// the same numbers: of messages that cross by different ways one side copies while the other waits for it.
     pub(super) fn prefer_loan(&mut self, bytes: usize, outgoing: Paces, incoming: Paces) -> bool {
@@ -271,6 +278,8 @@ struct Choice {
     looks: u32,
     /// The way that was the faster one when both were last compared.
     faster: Option<Way>,
+    /// Two threads read what is lent, and so either way takes two cores.
+    is_even: bool,
 }
 
 /// How long a pace counts at most before that way is used again to see; for messages from `LONG` on, where to see costs
@@ -330,8 +339,12 @@ impl Choice {
                 false => Paces::default(),
             };
             let both = |out: Pace, back: Pace| u64::from(out.0) + u64::from(back.0);
-            let lends = both(outgoing.loan, incoming.loan) * RING_AHEAD.0
-                < both(outgoing.ring, incoming.ring) * RING_AHEAD.1;
+            let ahead = match self.is_even {
+                true => (1, 1),
+                false => RING_AHEAD,
+            };
+            let lends = both(outgoing.loan, incoming.loan) * ahead.0
+                < both(outgoing.ring, incoming.ring) * ahead.1;
             self.faster = Some(if lends { Way::Loan } else { Way::Ring });
             lends
         };
@@ -442,6 +455,29 @@ mod tests {
         assert_eq!(filling.begin(1000), Offered::Short, "this is another one");
         assert_eq!(filling.begin(SHORTEST), Offered::Message);
         assert!(filling.note(1, Instant::now()) < 10_000 * MILLION);
+    }
+
+    #[test]
+    fn the_ways_are_equals_where_several_threads_read() {
+        let mut choices = Choices::default();
+        choices.read_by_several(4 << 20);
+        let are_even = choices.classes.map(|choice| choice.is_even);
+        assert!(!are_even[class(2 << 20)] && are_even[class(4 << 20)..].iter().all(|even| *even));
+        let paces = Paces {
+            ring: Pace(90),
+            loan: Pace(100),
+        };
+        for (is_even, lends) in [(true, false), (false, true)] {
+            let now = Instant::now();
+            let mut choice = Choice {
+                streamed: Some(now),
+                lent: Some(now),
+                is_even,
+                ..Choice::default()
+            };
+            let unknown = Paces::default();
+            assert_eq!(choice.prefers_loan_at(now, 4 << 20, paces, unknown), lends);
+        }
     }
 
     #[test]

@@ -7,6 +7,10 @@ use rustix::io::Errno;
 use super::mark::{self, Mark};
 use super::process::Process;
 use super::segment::BoardMemory;
+use crate::reduce::Workers;
+
+/// How much of a long piece each thread reads at a time.
+const SHARE: usize = 256 << 10;
 
 /// The program at the other end of a link, in a process that has a number here.
 #[derive(Clone)]
@@ -45,6 +49,21 @@ impl Peer {
         }
         self.process.note_reading();
         Ok(())
+    }
+
+    /// As [`Peer::read`], by `workers`: in shares. The mark is looked for with each.
+    pub(super) fn read_by(
+        &self,
+        workers: &Workers,
+        address: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), Fault> {
+        let mut outcomes = vec![Ok(()); bytes.len().div_ceil(SHARE)];
+        let shares = bytes.chunks_mut(SHARE).enumerate().zip(&mut outcomes);
+        workers.share(shares.collect(), |((at, share), outcome)| {
+            *outcome = self.read(address + (at * SHARE) as u64, share);
+        });
+        outcomes.into_iter().collect()
     }
 
     /// Whether it is not there any more, as far as the system tells.
@@ -101,6 +120,27 @@ impl Peer {
 mod tests {
     use super::super::segment::Segment;
     use super::*;
+
+    #[test]
+    fn threads_read_shares_of_a_long_piece() {
+        let segment = Segment::anonymous(4096).unwrap();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = Peer::new(Process::behind(&socket).unwrap(), segment.board(0));
+        segment.board(0).tell_mark(Mark::own().unwrap());
+        let workers = Workers::new(3);
+        for length in [1, SHARE, SHARE + 1, 7 * SHARE - 5] {
+            let lent: Vec<u8> = (0..length).map(|at| (at * 31 % 251) as u8).collect();
+            let address = lent.as_ptr().expose_provenance() as u64;
+            let mut bytes = vec![0; length];
+            peer.read_by(&workers, address, &mut bytes).unwrap();
+            assert!(bytes == lent, "{length} bytes");
+        }
+        let read = |address| peer.read_by(&workers, address, &mut vec![0; 2 * SHARE]);
+        assert_eq!(read(0), Err(Fault::OutOfReach(Errno::FAULT)));
+        let own = Mark::own().unwrap();
+        segment.board(0).tell_mark(Mark { address: 0, ..own });
+        assert_eq!(read(0), Err(Fault::Gone));
+    }
 
     #[test]
     fn memory_without_the_mark_is_another_programs() {
