@@ -2,6 +2,8 @@
 
 #ifdef C10D_BACKEND_HAS_WINDOW
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -10,6 +12,7 @@
 
 #include "backend.hpp"
 #include "convert.hpp"
+#include "streams.hpp"
 
 namespace unisono {
 
@@ -35,16 +38,26 @@ Piece piece_of(const at::Tensor& tensor) {
 
 void check_plain(const at::Tensor& tensor) {
   check_tensor(tensor, "tensor");
-  if (!tensor.device().is_cpu()) {
-    wrong_value("tensor", c10::str("it is on ", tensor.device(),
-                                   ", and a window of unisono is of memory of the host"));
-  }
   if (!tensor.is_contiguous()) {
     wrong_value("tensor", "it is not contiguous; pass tensor.contiguous()");
   }
   if (tensor.is_conj() || tensor.is_neg()) {
     wrong_value("tensor", "its memory has other values; pass tensor.resolve_conj().resolve_neg()");
   }
+}
+
+// The core copies in a stream of its own: what is in the current one has ended before.
+void await_stream(const at::Tensor& tensor) {
+  if (!tensor.is_cuda()) return;
+  if (!is_there(tensor.device())) {
+    wrong_value("tensor", c10::str("it is on ", tensor.device(), ", which is not there"));
+  }
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  const c10::Stream stream = guard.getStream(tensor.device());
+  if (is_capturing(stream)) {
+    wrong_value("tensor", "its stream is being captured, and a graph has no windows");
+  }
+  guard.synchronizeStream(stream);
 }
 
 // The note of a rank: the number of its tensor's type, and its sizes.
@@ -118,6 +131,7 @@ void TensorWindow::check_rank(int64_t rank, const char* argument) const {
 // The tensor is kept also where it need not be: others write to its memory.
 void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
   check_plain(tensor);
+  await_stream(tensor);
   {
     std::lock_guard lock(mutex_);
     if (exposure_) {
@@ -151,6 +165,12 @@ c10::intrusive_ptr<c10d::Work> TensorWindow::put(const at::Tensor& tensor, int64
   const auto exposed = exposure();
   check_rank(dst_rank, "dst_rank");
   check_plain(tensor);
+  if (tensor.is_cuda() && !exposed->window->has_devices()) {
+    wrong_value("tensor", c10::str("it is on ", tensor.device(),
+                                   ", but no rank of the window exposes a tensor on a device; "
+                                   "pass tensor.cpu()"));
+  }
+  await_stream(tensor);
   const Kind kind = kind_of(*exposed->window, dst_rank);
   if (kind.type != tensor.scalar_type()) {
     wrong_value("tensor", c10::str("it is of ", tensor.scalar_type(), ", but the window of rank ",
@@ -188,9 +208,14 @@ at::Tensor TensorWindow::map_remote_tensor(int64_t rank) {
   Viewed viewed = view(*exposed->window, rank);
   raise(viewed.status);
   auto kept = std::make_shared<rust::Box<View>>(std::move(viewed.view));
-  return at::from_blob(
-      reinterpret_cast<void*>(viewed.address), kind.sizes, [kept](void*) mutable { kept.reset(); },
-      at::TensorOptions(kind.type));
+  const at::Device device =
+      viewed.device < 0 ? at::Device(at::kCPU)
+                        : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(viewed.device));
+  return at::for_blob(reinterpret_cast<void*>(viewed.address), kind.sizes)
+      .deleter([kept](void*) mutable { kept.reset(); })
+      .options(at::TensorOptions(kind.type).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 c10::intrusive_ptr<c10d::Work> TensorWindow::signal(int64_t peer_rank, bool /*async_op*/,
@@ -225,7 +250,7 @@ c10::intrusive_ptr<c10d::Work> TensorWindow::wait_signal(int64_t peer_rank, bool
   return c10::make_intrusive<WindowWork>(rank_, std::move(attempt));
 }
 
-// Memory of the host has one copy, which all see.
+// Memory of the host, and of a device, has one copy, which all see.
 c10d::WindowAttr TensorWindow::get_attr(int64_t peer_rank) {
   check_rank(peer_rank, "peer_rank");
   return {.access_type = c10d::WindowAccessType::UNIFIED};

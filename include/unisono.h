@@ -1207,7 +1207,9 @@ typedef struct unisono_window unisono_window;
  *
  * \param comm         the group
  * \param memory       stays allocated until the window is destroyed, here and, if it is mapped
- *                     there, on the other ranks. NULL for no bytes
+ *                     there, on the other ranks. NULL for no bytes. It may be memory of a CUDA
+ *                     device on which streams have nothing under way: then what is put and where
+ *                     it is got may be, too
  * \param bytes        how many
  * \param[out] window  the memory of all ranks
  */
@@ -1272,7 +1274,8 @@ unisono_status unisono_window_wait_signal(unisono_window* window, int32_t from, 
  * \param window       the window
  * \param rank         another rank
  * \param[out] memory  its memory, until this rank destroys the window
- * \return #UNISONO_UNSUPPORTED where it is not memory of unisono_mem_alloc() of this host
+ * \return #UNISONO_UNSUPPORTED where it is not memory of unisono_mem_alloc() of this host, or of
+ *         a device, which only that can read
  */
 unisono_status unisono_window_map(unisono_window* window, int32_t rank, void** memory);
 

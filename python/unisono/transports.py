@@ -10,7 +10,8 @@ torch; what its methods promise is said there.
 
 Within a host large tensors go in one copy: from memory that both processes map where what is read
 lies in unisono's heap (``torch.from_numpy(unisono.empty(...))``), by the kernel elsewhere. Between
-hosts they go over TCP. The settings are those of every group (``UNISONO_INTERFACE``,
+hosts they go over TCP. Tensors on CUDA devices are copied to the memory of the host and from it by
+each side. The settings are those of every group (``UNISONO_INTERFACE``,
 ``UNISONO_ENCRYPT``), and both processes have the same.
 """
 
@@ -168,12 +169,16 @@ class UnisonoMemory:
 
 
 class UnisonoTransport(Transport):  # type: ignore[misc]
-    """One-sided reads and writes of CPU tensors, between processes of one host and of several.
+    """One-sided reads and writes of tensors, between processes of one host and of several.
+
+    Tensors on CUDA devices go through the memory of the host, by each side for itself. As in all of
+    torch's transports an ordinary read or write knows of no stream: synchronize the one that fills
+    a tensor before, and that which reads the peer's.
 
     Parameters
     ----------
     device
-        ``"cpu"`` or None: memory of CUDA devices cannot be registered.
+        The device of all tensors; None: each is of the CPU, or of a CUDA device.
     timeout
         How many seconds a wait may take where a call does not say. A transfer whose wait is over
         goes on.
@@ -188,11 +193,8 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
 
     def __init__(self, device: torch.device | str | None = None, *, timeout: float = 30.0) -> None:
         super().__init__(device)
-        if self.device is not None and self.device.type != "cpu":
-            raise ValueError(
-                f"unisono's transport moves memory of the CPU, not of {self.device}: "
-                "copy it to the host first (tensor.cpu()), or use another transport"
-            )
+        if self.device is not None:
+            _check_type(self.device)
         _check_timeout(timeout)
         self._default_timeout: float = timeout
         self._port: _Port = _core()._Port()
@@ -243,7 +245,7 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
     def register_memory(
         self, tensor: torch.Tensor, *, timeout: float | None = None
     ) -> UnisonoMemory:
-        """Register a contiguous tensor of the CPU. The same memory again is the same registration.
+        """Register a contiguous tensor. The same memory again is the same registration.
 
         Its storage is kept until :meth:`unregister_memory` or :meth:`close`.
         """
@@ -252,10 +254,7 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a torch.Tensor is registered, not {type(tensor).__name__}")
         self._check_device(tensor.device)
-        if tensor.device.type != "cpu":
-            raise ValueError(
-                f"unisono's transport moves memory of the CPU, and the tensor is on {tensor.device}"
-            )
+        _check_type(tensor.device)
         if tensor.layout != torch.strided or not tensor.is_contiguous():
             raise ValueError("only a contiguous tensor can be registered: see tensor.contiguous()")
         if tensor.numel() == 0:
@@ -476,6 +475,14 @@ class _Deadline:
 
     def left(self) -> float:
         return max(0.0, self._end - time.monotonic())
+
+
+def _check_type(device: torch.device) -> None:
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"unisono's transport moves memory of the CPU and of CUDA devices, not of {device}: "
+            "copy it to the host first (tensor.cpu()), or use another transport"
+        )
 
 
 def _check_timeout(timeout: float | None) -> None:

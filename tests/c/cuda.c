@@ -136,6 +136,37 @@ static void messages(void* stream) {
   expect(y, 0, COUNT, stream);
 }
 
+/* Put from the host into half of the next rank's memory, and from the device into the other half.
+ */
+static void windows(void* stream) {
+  unisono_window* window = NULL;
+  void* theirs = NULL;
+  const size_t half = bytes / 2;
+  float here[COUNT / 2];
+  for (int at = 0; at < COUNT / 2; at++) here[at] = 100 + (float)rank;
+  fill((float)rank, stream);
+  synchronize(stream);
+  OK(unisono_window_create(comm, y, bytes, &window));
+  OK(unisono_window_put(window, here, half, next, 0));
+  OK(unisono_window_put(window, x, half, next, half));
+  OK(unisono_window_signal(window, next));
+  OK(unisono_window_wait_signal(window, previous, 30));
+  expect(y, 100 + (float)previous, COUNT / 2, stream);
+  expect(y + COUNT / 2, (float)previous, COUNT / 2, stream);
+  OK(unisono_window_fence(window));
+  OK(unisono_window_get(window, x, half, previous, half));
+  expect(x, (float)((previous + world - 1) % world), COUNT / 2, stream);
+  OK(unisono_window_get(window, here, half, previous, 0));
+  CHECK(here[0] == 100 + (float)((previous + world - 1) % world));
+  if (world > 1) {
+    OK(unisono_window_map(window, previous, &theirs));
+    expect(theirs, here[0], COUNT / 2, stream);
+  }
+  OK(unisono_window_fence(window));
+  OK(unisono_window_destroy(window));
+  OK(unisono_barrier(comm, NULL, NULL));
+}
+
 /* Without buffers the stream says which device it is. */
 static void devices(void* stream) {
   int count = 0;
@@ -173,6 +204,8 @@ int main(void) {
   order(stream);
   in("messages");
   messages(stream);
+  in("windows");
+  windows(stream);
   in("devices");
   devices(stream);
   OK(unisono_communicator_status(comm));

@@ -2,7 +2,7 @@
 //! order of two streams (one goes on only after the other). The doors that are given bare addresses and streams make a
 //! [`DeviceStream`](crate::types::DeviceStream) of them with these calls. Also memory of a device that peers can read in place.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::transport::cuda::driver::{Device, Driver, Stream};
 pub use crate::transport::cuda::driver::{
     LentStream, device_if_in_use, device_of, device_of_stream, look_again, may_be_in_use, order,
@@ -17,6 +17,19 @@ use crate::types::DeviceStream;
 /// while another one is being captured.
 pub fn is_capturing(stream: DeviceStream) -> Result<bool> {
     Stream::of(stream)?.is_capturing()
+}
+
+/// Whether `stream` has done all that was put into it.
+///
+/// # Errors
+/// Those of [`is_capturing`]; `InvalidArgument` for a stream that is being captured; `System` when work in it failed.
+pub fn is_idle(stream: DeviceStream) -> Result<bool> {
+    match Stream::of_now(stream)? {
+        (stream, false) => stream.is_idle(),
+        (_, true) => Err(Error::invalid(
+            "the stream is being captured into a graph, and this is to wait for it",
+        )),
+    }
 }
 
 /// Checks that this process sees the device of this number, as the driver counts them.

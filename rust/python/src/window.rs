@@ -1,10 +1,11 @@
 //! Windows: arrays that each rank exposes to the others.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use unisono::cuda;
 use unisono::fence::guard;
 use unisono::interrupts::SLICE;
 use unisono::window::{Transfer, View, Window as Core};
@@ -15,6 +16,9 @@ use crate::errors::{exception, invalid};
 use crate::how::How;
 use crate::joined::{Shared, register_window};
 use crate::running::{Seconds, elsewhere};
+
+/// How long a thread that waits for a stream sleeps between two looks.
+const LOOK: Duration = Duration::from_micros(20);
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Window>()
@@ -83,7 +87,7 @@ impl Communicator {
     /// Parameters
     /// ----------
     /// array : array
-    ///     An array in the memory of the host, contiguous and writable, which the window keeps alive.
+    ///     A contiguous, writable array, on the host or on a CUDA device, which the window keeps alive.
     ///
     /// Returns
     /// -------
@@ -105,12 +109,7 @@ impl Communicator {
     fn window(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Window> {
         let how = How::new("window", false, None, None);
         let exposed = Array::output(&how, "array", array)?;
-        if how.stream(py)?.is_some() {
-            return Err(exposed.argument().unsupported(
-                py,
-                "is on a CUDA device, and must be in the memory of the host",
-            ));
-        }
+        await_stream(py, &how)?;
         let kind = Kind::of(&exposed);
         let (start, bytes, dtype) = (
             exposed.start().expose_provenance(),
@@ -187,6 +186,17 @@ impl Window {
         Ok((dtype.size(), kind))
     }
 
+    /// Waits for what is under way on an array, and refuses one on a device where that cannot be.
+    fn admit(&self, py: Python<'_>, how: &How, array: &Array<'_>) -> PyResult<()> {
+        match await_stream(py, how)? && !self.core.has_devices() {
+            false => Ok(()),
+            true => Err(array.argument().unsupported(
+                py,
+                "is on a CUDA device, but no rank of the window exposes an array on one: copy it to the host",
+            )),
+        }
+    }
+
     /// Where elements like those of `array` begin in that of a rank, in bytes.
     fn place(
         &self,
@@ -255,8 +265,8 @@ impl Window {
     /// offset : int, optional
     ///     The number of the first element that is written, in the order of memory.
     /// wait : bool, optional
-    ///     Return when the elements are there. False: at once; `flush`, `fence` and a `signal` to that
-    ///     rank wait, and until then the array must not be written to.
+    ///     Return when the elements are there. False: at once, unless a window has arrays on devices; `flush`, `fence` and a
+    ///     `signal` to that rank wait, and until then the array must not be written to.
     ///
     /// Raises
     /// ------
@@ -276,7 +286,7 @@ impl Window {
         let how = How::new("put", false, None, None);
         let rank = self.check_rank(py, "put", "dest", dest)?;
         let source = Array::input(&how, "array", array)?;
-        refuse_device(py, &how, &source)?;
+        self.admit(py, &how, &source)?;
         let at = self.place(py, &source, (rank, offset))?;
         let (start, bytes) = (source.start().expose_provenance(), source.bytes());
         let owner = source.keep();
@@ -328,7 +338,7 @@ impl Window {
         let how = How::new("get", false, None, None);
         let rank = self.check_rank(py, "get", "source", source)?;
         let target = Array::output(&how, "array", array)?;
-        refuse_device(py, &how, &target)?;
+        self.admit(py, &how, &target)?;
         let at = self.place(py, &target, (rank, offset))?;
         let (start, bytes) = (target.start().expose_provenance(), target.bytes());
         let owner = target.keep();
@@ -477,12 +487,14 @@ impl Window {
     /// Returns
     /// -------
     /// numpy.ndarray
-    ///     Of the shape and type of that rank's array.
+    ///     Of the shape and type of that rank's array. For an array on a CUDA device an object with
+    ///     ``__cuda_array_interface__``: ``cupy.asarray`` and ``torch.as_tensor`` make an array of the same memory.
     ///
     /// Raises
     /// ------
     /// UnsupportedError
-    ///     The rank is on another host, or its array is not one that `empty` has made.
+    ///     The rank is on another host, its array is not one that `empty` has made, or the driver does not
+    ///     share that of a device.
     fn map<'py>(&self, py: Python<'py>, rank: i64) -> PyResult<Bound<'py, PyAny>> {
         let rank = self.check_rank(py, "map", "rank", rank)?;
         if rank == self.core.rank() {
@@ -492,6 +504,14 @@ impl Window {
         let dtype = type_named(py, &kind.name)?;
         let view = py.detach(|| guard(|| self.core.view(rank)));
         let view = view.map_err(|error| exception(py, &error))?;
+        if view.is_on_device() {
+            let array = DeviceArray {
+                view,
+                shape: kind.shape,
+                dtype: dtype.unbind(),
+            };
+            return Ok(Bound::new(py, array)?.into_any());
+        }
         let bytes = arrays::numpy(py)?.call_method1("asarray", (Bound::new(py, Mapped(view))?,))?;
         let elements = bytes.call_method1("view", (dtype,))?;
         elements.call_method1("reshape", (PyTuple::new(py, kind.shape)?,))
@@ -534,13 +554,51 @@ impl Drop for Window {
     }
 }
 
-fn refuse_device(py: Python<'_>, how: &How, array: &Array<'_>) -> PyResult<()> {
-    match how.stream(py)? {
-        None => Ok(()),
-        Some(_) => Err(array.argument().unsupported(
-            py,
-            "is on a CUDA device, and must be in the memory of the host",
-        )),
+/// Waits for what is under way on the arrays of an operation. Whether they lie on a device.
+fn await_stream(py: Python<'_>, how: &How) -> PyResult<bool> {
+    let Some(stream) = how.stream(py)? else {
+        return Ok(false);
+    };
+    // By this thread, since one of the streams is each thread's own.
+    while !cuda::is_idle(stream).map_err(|error| exception(py, &error))? {
+        py.detach(|| std::thread::sleep(LOOK));
+        py.check_signals()?;
+    }
+    Ok(true)
+}
+
+/// Mapped memory of another rank on a CUDA device, as an array for libraries that read
+/// ``__cuda_array_interface__``: CuPy, Numba, torch.
+#[pyclass(frozen, module = "unisono", name = "_DeviceArray")]
+struct DeviceArray {
+    view: View,
+    shape: Vec<usize>,
+    dtype: Py<PyAny>,
+}
+
+#[pymethods]
+impl DeviceArray {
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    #[getter]
+    fn dtype(&self, py: Python<'_>) -> Py<PyAny> {
+        self.dtype.clone_ref(py)
+    }
+
+    /// No stream has anything under way on it that its rank has not waited for.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let description = PyDict::new(py);
+        description.set_item("version", 3)?;
+        description.set_item("typestr", self.dtype.bind(py).getattr("str")?)?;
+        description.set_item("shape", self.shape(py)?)?;
+        description.set_item("data", (self.view.start().as_ptr().addr(), false))?;
+        description.set_item("strides", py.None())?;
+        description.set_item("stream", py.None())?;
+        Ok(description)
     }
 }
 

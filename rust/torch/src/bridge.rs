@@ -233,10 +233,11 @@ pub(crate) mod ffi {
         transfer: Box<Transfer>,
     }
 
-    /// Where the memory of another rank begins here.
+    /// Where the memory of another rank begins here, and its device; below 0 for the host.
     struct Viewed {
         status: Status,
         address: usize,
+        device: i64,
         view: Box<View>,
     }
 
@@ -313,6 +314,7 @@ pub(crate) mod ffi {
             owner: UniquePtr<Keeper>,
         ) -> Begun;
         fn view(window: &Window, rank: usize) -> Viewed;
+        fn has_devices(self: &Window) -> bool;
         fn bytes(self: &Window, rank: usize) -> usize;
         fn note(self: &Window, rank: usize) -> Vec<u8>;
         fn signal(self: &Window, to: usize) -> Status;

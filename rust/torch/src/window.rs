@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cxx::UniquePtr;
+use unisono::cuda;
 use unisono::error::{Error, Result};
 use unisono::fence::guard;
 use unisono::types::DataType;
@@ -89,12 +90,24 @@ pub(crate) unsafe fn put(
 
 /// The memory of a rank, as it is mapped here.
 pub(crate) fn view(window: &Window, rank: usize) -> ffi::Viewed {
-    let (status, view) = apart(window.guard(|window| window.view(rank)));
+    let viewed = window.guard(|window| {
+        let view = window.view(rank)?;
+        let address = view.start().as_ptr().expose_provenance();
+        let device = match view.is_on_device() {
+            true => cuda::device_of(address)?,
+            false => None,
+        };
+        Ok((address, device.map_or(-1, i64::from), view))
+    });
+    let (status, viewed) = apart(viewed);
+    let (address, device, view) = match viewed {
+        Some((address, device, view)) => (address, device, Some(view)),
+        None => (0, -1, None),
+    };
     ffi::Viewed {
         status,
-        address: view
-            .as_ref()
-            .map_or(0, |view| view.start().as_ptr().expose_provenance()),
+        address,
+        device,
         view: Box::new(View(view)),
     }
 }
@@ -105,6 +118,12 @@ impl Window {
             Some(window) => body(window),
             None => Err(Error::internal("the window was never made")),
         })
+    }
+
+    /// Whether some rank exposes memory of a device.
+    pub(crate) fn has_devices(&self) -> bool {
+        self.guard(|window| Ok(window.has_devices()))
+            .unwrap_or_default()
     }
 
     /// The length of a rank's memory in bytes; 0 for a rank that there is not.

@@ -139,11 +139,16 @@ impl<'a> Test<'a> {
             }
         }
         crate::gpu::free_memory();
-        assert!(
-            unisono::wait_for_threads(Duration::from_secs(20)),
-            "the library's threads have not ended: {:?}",
-            threads()
-        );
+        // The group between a port and its guest ends when their threads find that it is over.
+        let until = Instant::now() + Duration::from_secs(20);
+        while !unisono::wait_for_threads(Duration::from_secs(20)) {
+            let names = threads();
+            assert!(
+                Instant::now() < until,
+                "the library's threads have not ended: {names:?}"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn start(&self, label: &str) {

@@ -9,11 +9,13 @@ mod graph;
 mod harness;
 mod lanes;
 mod messages;
+mod one_sided;
 mod places;
 mod replay;
 #[path = "../../../rust/core/src/skips.rs"]
 mod skips;
 mod trouble;
+mod windows;
 
 use std::time::Duration;
 

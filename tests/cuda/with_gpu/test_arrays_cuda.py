@@ -59,6 +59,24 @@ def test_what_the_emulated_driver_shows_is_so(name):
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows(run, kind, world):
+    run(world, "cuda_window_ranks:exchange", kind)
+
+
+@pytest.mark.parametrize("name", ["comes_after_the_stream", "of_one_rank"])
+def test_what_the_emulated_driver_shows_of_windows_is_so(run, name):
+    run(2, f"cuda_window_ranks:{name}")
+
+
+def test_a_peer_of_a_window_that_is_killed(run):
+    results = run(3, "cuda_window_ranks:peer_dies", 1, check=False, timeout=120)
+    assert [result.exit_code for result in results] == [0, -9, 0], "\n".join(
+        result.report() for result in results
+    )
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
 def test_groups_leave_nothing_on_the_device(run, tmp_path, world):
     run(world, "cuda_memory_ranks:forms_groups", str(tmp_path), 20, timeout=120)
 

@@ -452,3 +452,38 @@ def rank_redistributes() -> None:
     check(partial.full_tensor(), summed(world, 100), "partial")
     scattered = partial.redistribute(placements=[Shard(0)])
     check(scattered.full_tensor(), summed(world, 100), "reduce_scatter")
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "new_window"), reason="this torch has no windows: 2.15 has"
+)
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_makes_windows(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_makes_windows", torch=True)
+
+
+def rank_makes_windows() -> None:
+    """A put comes after what the current stream does to its tensor; kernels see what was put."""
+    rank, world = start()
+    left, right = (rank - 1) % world, (rank + 1) % world
+    exposed = torch.full((100_003,), rank, dtype=torch.bfloat16, device="cuda")[3:]
+    window = dist.group.WORLD.new_window(exposed)
+    for turn in range(5):
+        sent = torch.empty(70_000, dtype=torch.bfloat16, device="cuda")
+        torch.cuda._sleep(CYCLES // 10)
+        sent.fill_(10 * turn + rank)
+        window.put(sent if turn % 2 else sent.cpu(), right, 1000, async_op=False)
+        window.signal(right, async_op=False)
+        window.wait_signal(left, async_op=False)
+        assert bool((exposed[1000:71_000] == 10 * turn + left).all()), turn
+        assert bool((exposed[:1000] == rank).all()), turn
+        window.signal(left, async_op=False)
+        window.wait_signal(right, async_op=False)
+    if world > 1:
+        theirs = window.map_remote_tensor(left)
+        assert (theirs.device.type, theirs.shape) == ("cuda", exposed.shape)
+        assert bool((theirs[:1000] + 1 == left + 1).all())
+        torch.cuda.synchronize()
+        del theirs
+    window.tensor_deregister()
+    dist.destroy_process_group()

@@ -112,6 +112,19 @@ def test_is_captured_into_a_graph(emulated: dict[str, str]) -> None:
     run(2, "cuda_scenarios:is_captured", emulated, 1000, 500)
 
 
+@pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "new_window"), reason="this torch has no windows: 2.15 has"
+)
+@pytest.mark.parametrize("world", [1, 3])
+def test_makes_windows(world: int, emulated: dict[str, str]) -> None:
+    run(world, "torch_cuda_ranks:makes_windows", emulated)
+
+
+def test_reads_and_writes_one_sided(emulated: dict[str, str]) -> None:
+    pytest.importorskip("torch.distributed._transport", reason="this torch has no transports")
+    run(2, "torch_cuda_ranks:reads_and_writes_one_sided", emulated)
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_captures_messages(world: int, emulated: dict[str, str]) -> None:
     run(world, "cuda_scenarios:captures_messages", emulated, 5_000_001)

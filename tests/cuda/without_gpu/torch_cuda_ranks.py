@@ -334,3 +334,80 @@ def has_no_driver(backend: str = "unisono") -> str:
     assert torch.equal(on_host, summed(world, 10))
     dist.barrier()
     return str(raised.value)
+
+
+# Windows
+
+
+def makes_windows() -> None:
+    rank, world = start()
+    left, right = (rank - 1) % world, (rank + 1) % world
+    exposed = tensor(torch.full((1000,), rank, dtype=torch.int32))
+    window = dist.group.WORLD.new_window(exposed)
+    for number in range(4):
+        sent = torch.full((3,), 100 * number + rank, dtype=torch.int32)
+        window.put(sent if number % 2 else tensor(sent), right, 10, async_op=False)
+        window.signal(right, async_op=False)
+        window.wait_signal(left, async_op=False)
+        assert values(exposed)[9:14].tolist() == [rank, *[100 * number + left] * 3, rank]
+        window.signal(left, async_op=False)
+        window.wait_signal(right, async_op=False)
+    if world > 1:
+        theirs = window.map_remote_tensor(left)
+        assert (theirs.device, theirs.dtype) == (exposed.device, torch.int32)
+        assert theirs.shape == (1000,)
+        assert values(theirs)[-1] == left
+        del theirs
+    # A put comes after what the current stream has under way on its tensor.
+    late = tensor(torch.zeros(3, dtype=torch.int32))
+    with cuda.shut_gate() as gate:
+        torch.ops.emulated.upload(late, torch.full((3,), 7, dtype=torch.int32))
+        threading.Timer(0.2, torch.ops.emulated.open, [gate]).start()
+        window.put(late, right, 20, async_op=False)
+    window.signal(right, async_op=False)
+    window.wait_signal(left, async_op=False)
+    assert values(exposed)[20:23].tolist() == [7] * 3
+    window.tensor_deregister()
+    on_host = dist.group.WORLD.new_window(torch.zeros(4, dtype=torch.int32))
+    with pytest.raises(ValueError, match="no rank of the window exposes a tensor on a device"):
+        on_host.put(exposed, right, 0, async_op=False)
+    on_host.tensor_deregister()
+    dist.destroy_process_group()
+
+
+def reads_and_writes_one_sided() -> None:
+    """Tensors of the device and of the host, by unisono as a transport of torch."""
+    from torch.distributed._transport import new_transport
+
+    from unisono.transports import UnisonoRemoteBuffer
+
+    rank, _ = start()
+    store, numbers = dist.distributed_c10d._get_default_store(), itertools.count()
+
+    def swap(own: bytes) -> bytes:
+        number = next(numbers)
+        store.set(f"one-sided/{number}/{rank}", own)
+        return store.get(f"one-sided/{number}/{1 - rank}")
+
+    for on_device in ([True, True], [True, False], [False, True]):
+        transport = new_transport("unisono")
+        transport.connect(swap(transport.bind()))
+        mine = torch.arange(1000, dtype=torch.int32) + 1000 * rank
+        held = tensor(mine) if on_device[rank] else mine.clone()
+        torch.ops.emulated.synchronize(0)
+        memory = transport.register_memory(held)
+        remote = UnisonoRemoteBuffer.deserialize(swap(memory.to_remote_buffer().serialize()))
+        if rank == 0:
+            transport.write(memory.to_view(0, 400), remote.part(800, 400))
+        dist.barrier()
+        seen = values(held) if on_device[rank] else held
+        if rank == 1:
+            expected = mine.clone()
+            expected[200:300] = torch.arange(100)
+            assert torch.equal(seen, expected)
+            transport.read(memory.to_mutable_view(), remote)
+            seen = values(held) if on_device[rank] else held
+            assert torch.equal(seen, torch.arange(1000, dtype=torch.int32))
+        dist.barrier()
+        transport.close()
+    dist.destroy_process_group()

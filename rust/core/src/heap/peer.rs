@@ -283,32 +283,6 @@ impl Held {
         // SAFETY: as in `read`; the exclusive borrow keeps other slices of this process away.
         unsafe { Foreign::new(self.start.add(at), bytes).numbers_mut() }
     }
-
-    /// Copies `bytes` bytes from `source` to those from `at` on, also where the two overlap.
-    ///
-    /// # Panics
-    /// If there are fewer, or they [cannot be written](Held::is_writable).
-    ///
-    /// # Safety
-    /// `source` is readable. No code of this process uses the bytes meanwhile.
-    pub(crate) unsafe fn put(&self, at: usize, source: *const u8, bytes: usize) {
-        assert!(at <= self.bytes && bytes <= self.bytes - at && self.mapping.is_writable);
-        // SAFETY: within the span, as in `read`. No reference to the bytes is made, which the peer may be using.
-        unsafe { ptr::copy(source, self.start.add(at).as_ptr(), bytes) }
-    }
-
-    /// Copies `bytes` of them from `at` on to `target`, also where the two overlap.
-    ///
-    /// # Panics
-    /// If there are fewer.
-    ///
-    /// # Safety
-    /// `target` is writable, and no other code uses it meanwhile.
-    pub(crate) unsafe fn get(&self, at: usize, target: *mut u8, bytes: usize) {
-        assert!(at <= self.bytes && bytes <= self.bytes - at);
-        // SAFETY: as in `put`.
-        unsafe { ptr::copy(self.start.add(at).as_ptr(), target, bytes) }
-    }
 }
 
 /// A segment of another process's heap, mapped to read, and to write unless it is sealed against that.

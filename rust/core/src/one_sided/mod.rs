@@ -30,10 +30,8 @@ pub use self::remote::RemoteRegion;
 use self::request::{INITIATOR, Kind, TARGET};
 use self::serve::{Rest, Service};
 pub use self::transfer::Transfer;
-use crate::buffer::Memory;
 use crate::communicator::Communicator;
 use crate::config::Config;
-use crate::device;
 use crate::engine::Completion;
 use crate::error::{Code, Error, Result};
 use crate::fork::Own;
@@ -41,6 +39,7 @@ use crate::locks::Mutex;
 use crate::rarely::Rarely;
 use crate::rendezvous::pairing::{Host, Invitation, Pair};
 use crate::threads;
+use crate::transport::cuda::driver::Stream;
 use crate::transport::keys::random_bytes;
 
 /// How long a peer that has begun to connect may take.
@@ -176,10 +175,11 @@ impl Port {
 
     /// Registers `bytes` bytes from `start` on, for transfers of this process and, once it has their
     /// [`remote`](Self::remote) region, of a peer. `owner` is kept as long as they may be used. The same bytes again are
-    /// the same region.
+    /// the same region. They may lie on a device: then each transfer copies them to memory of the host, or from there, in no
+    /// order with any stream of the program.
     ///
     /// # Errors
-    /// `InvalidArgument` for no bytes and for a device's memory, `Aborted` when closed.
+    /// `InvalidArgument` for no bytes, `Aborted` when closed, `System` when the driver fails.
     ///
     /// # Safety
     /// The bytes are allocated and initialised as long as `owner` lives. While a transfer moves some of them, no code
@@ -187,12 +187,6 @@ impl Port {
     /// other means.
     pub unsafe fn register(&self, start: *mut u8, bytes: usize, owner: Owner) -> Result<Region> {
         self.0.check()?;
-        // SAFETY: as this function asks for; only its address is looked at.
-        let memory = unsafe { Memory::from_raw_parts(start, bytes) };
-        if device::refuse_memory(&memory, "memory").is_err() {
-            let what = "memory of a device cannot be registered: copy it to the host first";
-            return Err(Error::invalid(what));
-        }
         let _open = self.0.open()?;
         self.0
             .regions
@@ -266,12 +260,18 @@ impl Port {
         Transfer::start(Kind::Read, &peer, (local, range), remote, completion)
     }
 
-    /// Memory of this process for one transfer, which no peer can name: `owner` is kept until the transfer has ended.
+    /// Memory of this process for one transfer, which no peer can name: `owner` is kept until the transfer has ended. With a
+    /// stream it is memory of a device.
     ///
     /// # Safety
     /// As for [`Port::register`], until then; of memory that is only read, to read it is enough.
-    pub(crate) unsafe fn lend(&self, start: usize, bytes: usize, owner: Owner) -> Region {
-        self.0.regions.lend(start, bytes, owner)
+    pub(crate) unsafe fn lend(
+        &self,
+        memory: (usize, usize),
+        stream: Option<Arc<Stream>>,
+        owner: Owner,
+    ) -> Region {
+        self.0.regions.lend(memory, stream, owner)
     }
 
     /// Ends all: transfers under way fail, here and at the peers; registrations end. Idempotent. Those that are to end well

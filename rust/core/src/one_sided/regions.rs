@@ -2,6 +2,9 @@
 //!
 //! A region is in use while a transfer of this process or of a peer moves bytes of it. It is unregistered at once, which
 //! means that no further use begins, and what owns its memory is dropped when the last use has ended.
+//!
+//! The engine moves memory of the host. Bytes on a device are copied beside, before they are sent or after they have come, by
+//! each side for itself: neither knows where the other's memory lies.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -11,7 +14,10 @@ use std::time::{Duration, Instant};
 use super::request::{Answer, RegionId};
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
+use crate::heap::Buffer;
 use crate::locks::{Condvar, Mutex};
+use crate::transport::cuda::driver::Stream;
+use crate::transport::cuda::span::device_of;
 use crate::transport::keys::random_bytes;
 
 /// The value that keeps a region's memory allocated.
@@ -27,6 +33,8 @@ struct Registered {
     port: [u8; 16],
     start: usize,
     bytes: usize,
+    /// In which memory of a device is copied.
+    stream: Option<Arc<Stream>>,
     state: Mutex<State>,
     /// A use has ended.
     unused: Condvar,
@@ -40,6 +48,16 @@ struct State {
 
 /// A region in use: its memory stays.
 pub(super) struct Use(Region);
+
+/// Bytes of a region that the engine moves: where they lie, or beside, in memory of the host, where the region is of a device.
+pub(super) struct Moving {
+    /// Where they lie.
+    place: usize,
+    length: usize,
+    /// Where the engine has them.
+    start: usize,
+    _beside: Option<Buffer<u8>>,
+}
 
 impl Region {
     /// The length in bytes.
@@ -99,11 +117,14 @@ impl std::fmt::Debug for Region {
 }
 
 impl Use {
-    /// The bytes from `offset` on.
+    /// Has `length` bytes from `offset` on ready for the engine, which is to read them if the transfer sends them.
+    ///
+    /// # Errors
+    /// `System` when the driver fails.
     ///
     /// # Panics
     /// If they do not lie in the region.
-    pub(super) fn memory(&self, offset: usize, length: usize) -> Memory {
+    pub(super) fn moving(&self, offset: usize, length: usize, is_sent: bool) -> Result<Moving> {
         let region = &*self.0.0;
         let end = offset.checked_add(length);
         assert!(
@@ -111,10 +132,56 @@ impl Use {
             "{length} bytes at {offset} of a region of {}",
             region.bytes
         );
-        let start = std::ptr::with_exposed_provenance_mut(region.start + offset);
-        // SAFETY: the bytes lie in the region. Its owner keeps them allocated while this use lasts, which ends after the
-        // operation that the view is given to. Whoever registered the region promised that no code touches what a
-        // transfer moves (`Port::register`).
+        let place = region.start + offset;
+        let Some(stream) = &region.stream else {
+            return Ok(Moving {
+                place,
+                length,
+                start: place,
+                _beside: None,
+            });
+        };
+        let mut beside = Buffer::<u8>::zeroed(length);
+        let start = beside.as_mut_ptr();
+        if is_sent {
+            let place = std::ptr::with_exposed_provenance(place);
+            // SAFETY: the bytes lie in the region, which is in use, and those beside are new.
+            unsafe { stream.transfer(start, place, length)? };
+        }
+        Ok(Moving {
+            place,
+            length,
+            start: start.expose_provenance(),
+            _beside: Some(beside),
+        })
+    }
+
+    /// Has in the region what the engine has received.
+    ///
+    /// # Errors
+    /// `System` when the driver fails.
+    pub(super) fn put_back(&self, moving: &Moving) -> Result<()> {
+        let Some(stream) = &self.0.0.stream else {
+            return Ok(());
+        };
+        let place = std::ptr::with_exposed_provenance_mut(moving.place);
+        let start = std::ptr::with_exposed_provenance(moving.start);
+        // SAFETY: as in `moving`, of the same region; the engine writes to them no more.
+        unsafe { stream.transfer(place, start, moving.length) }
+    }
+}
+
+impl Moving {
+    /// The bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If they are none of these.
+    pub(super) fn memory(&self, offset: usize, length: usize) -> Memory {
+        assert!(length <= self.length && offset <= self.length - length);
+        let start = std::ptr::with_exposed_provenance_mut(self.start + offset);
+        // SAFETY: the bytes lie in the region or beside. Its owner keeps them allocated while its use lasts, and this keeps
+        // those beside; both end after the operation that the view is given to. Whoever registered the region promised that
+        // no code touches what a transfer moves (`Port::register`).
         unsafe { Memory::from_raw_parts(start, length) }
     }
 }
@@ -153,6 +220,8 @@ impl Regions {
             ));
         }
         let id = random_bytes()?;
+        let stream = device_of(start, bytes)?.map(Stream::create).transpose()?;
+        let stream = stream.map(Arc::new);
         let mut table = self.table.lock();
         let same = table.values().find(|region| {
             (region.0.start, region.0.bytes) == (start, bytes) && region.is_registered()
@@ -160,22 +229,34 @@ impl Regions {
         if let Some(region) = same {
             return Ok(region.clone());
         }
-        let region = self.region(id, (start, bytes), owner);
+        let region = self.region(id, (start, bytes), stream, owner);
         table.insert(id, region.clone());
         Ok(region)
     }
 
     /// A region for one transfer of this process alone: no peer can name it.
-    pub(super) fn lend(&self, start: usize, bytes: usize, owner: Owner) -> Region {
-        self.region([0; 16], (start, bytes), owner)
+    pub(super) fn lend(
+        &self,
+        memory: (usize, usize),
+        stream: Option<Arc<Stream>>,
+        owner: Owner,
+    ) -> Region {
+        self.region([0; 16], memory, stream, owner)
     }
 
-    fn region(&self, id: [u8; 16], (start, bytes): (usize, usize), owner: Owner) -> Region {
+    fn region(
+        &self,
+        id: [u8; 16],
+        (start, bytes): (usize, usize),
+        stream: Option<Arc<Stream>>,
+        owner: Owner,
+    ) -> Region {
         Region(Arc::new(Registered {
             id,
             port: self.port,
             start,
             bytes,
+            stream,
             state: Mutex::new(State {
                 is_registered: true,
                 uses: 0,

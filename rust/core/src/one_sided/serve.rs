@@ -176,11 +176,13 @@ fn carry_out(comm: &Communicator, request: &Request, regions: &Regions) -> Resul
 /// Lets a write into the region.
 fn take(comm: &Communicator, request: &Request, region: &Use) -> Result<Answer> {
     for (offset, bytes) in request.pieces() {
-        let memory = region.memory(request.offset as usize + offset, bytes);
+        let moving = region.moving(request.offset as usize + offset, bytes, false)?;
+        let memory = moving.memory(0, bytes);
         let from = (Some(INITIATOR), request.data_tag());
         // SAFETY: `memory` says why; the call returns when the memory is no longer in use.
         let received = unsafe { comm.receive_now(DataType::UInt8, memory, from, FOR_EVER)? };
         check_whole(received, bytes)?;
+        region.put_back(&moving)?;
     }
     Ok(Answer::Done)
 }
@@ -205,7 +207,8 @@ fn refuse(
 /// Sends what a read asks for.
 fn give(comm: &Communicator, request: &Request, region: &Use) -> Result<Answer> {
     for (offset, bytes) in request.pieces() {
-        let memory = region.memory(request.offset as usize + offset, bytes);
+        let moving = region.moving(request.offset as usize + offset, bytes, true)?;
+        let memory = moving.memory(0, bytes);
         let to = (INITIATOR, request.data_tag());
         // SAFETY: as in `take`.
         unsafe { comm.send_now(DataType::UInt8, memory, to, FOR_EVER)? };

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::Peer;
-use super::regions::{Region, Use};
+use super::regions::{Moving, Region, Use};
 use super::remote::RemoteRegion;
 use super::request::{ANSWER, Answer, Kind, LENGTH, REQUESTS, Request, TARGET};
 use crate::buffer::Memory;
@@ -27,7 +27,7 @@ struct Shared {
     request: Request,
     peer: Arc<Peer>,
     /// Until the transfer has ended.
-    region: Mutex<Option<Use>>,
+    local: Mutex<Option<(Use, Moving)>>,
     /// The request as it travels.
     header: [u8; LENGTH],
     /// Written by the engine, until the work that receives it has ended.
@@ -89,11 +89,12 @@ impl Transfer {
             offset: remote.offset,
             length: length as u64,
         };
+        let moving = used.moving(range.start, length, kind == Kind::Write)?;
         let transfer = Self(Arc::new(Shared {
             header: request.to_bytes(),
             request,
             peer: Arc::clone(peer),
-            region: Mutex::new(Some(used)),
+            local: Mutex::new(Some((used, moving))),
             answer: UnsafeCell::new([0; ANSWER]),
             works: OnceLock::new(),
             result: OnceLock::new(),
@@ -103,19 +104,19 @@ impl Transfer {
         match length {
             0 => {
                 let _ = transfer.0.result.set(Ok(()));
-                drop(transfer.0.region.lock().take());
+                drop(transfer.0.local.lock().take());
                 transfer.tell();
             }
-            _ => transfer.post(range.start)?,
+            _ => transfer.post()?,
         }
         Ok(transfer)
     }
 
-    /// Starts the messages: the request, the data from `start` of the local memory on, and the answer.
-    fn post(&self, start: usize) -> Result<()> {
+    /// Starts the messages: the request, the data, and the answer.
+    fn post(&self) -> Result<()> {
         let shared = &*self.0;
         let mut messages = Vec::new();
-        let posted = self.post_each(start, &mut messages);
+        let posted = self.post_each(&mut messages);
         let answer = match posted {
             Ok(answer) => answer,
             Err(error) => {
@@ -133,11 +134,11 @@ impl Transfer {
         Ok(())
     }
 
-    fn post_each(&self, start: usize, messages: &mut Vec<Work>) -> Result<Work> {
+    fn post_each(&self, messages: &mut Vec<Work>) -> Result<Work> {
         let shared = &*self.0;
         let (request, comm) = (&shared.request, &shared.peer.comm);
-        let region = shared.region.lock();
-        let region = region.as_ref().expect("in use since the transfer was made");
+        let local = shared.local.lock();
+        let (_, moving) = local.as_ref().expect("in use since the transfer was made");
         let bytes = DataType::UInt8;
         // SAFETY: of each message here: the header and the place of the answer live as long as `shared`, which the completion
         // of the answer keeps, and so does the use of the region. The transfer ends when all its messages have.
@@ -148,7 +149,7 @@ impl Transfer {
         messages.push(header);
         let tag = request.data_tag();
         for (offset, length) in request.pieces() {
-            let memory = region.memory(start + offset, length);
+            let memory = moving.memory(offset, length);
             let options = PointToPoint::default();
             // SAFETY: as above.
             messages.push(unsafe {
@@ -268,7 +269,7 @@ impl Transfer {
         // Set under the lock, and so only once.
         let _ = self.0.result.set(result);
         drop(ending);
-        drop(self.0.region.lock().take());
+        drop(self.0.local.lock().take());
     }
 
     /// Calls what waits for the end, which has come.
@@ -291,7 +292,10 @@ impl Transfer {
         for work in &works.messages {
             result = result.and(work.wait(None));
         }
-        result
+        match (&result, self.0.request.kind, &*self.0.local.lock()) {
+            (Ok(()), Kind::Read, Some((used, moving))) => used.put_back(moving),
+            _ => result,
+        }
     }
 
     fn describe(&self, error: Error) -> Error {

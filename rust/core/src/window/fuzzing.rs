@@ -21,7 +21,7 @@ pub fn window(bytes: &[u8]) {
     }
 }
 
-/// Memory in the heap, memory that is reached through a port, both and none, with their names.
+/// Memory in the heap, memory that is reached through a port, both and none, and that of a device, with their names.
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     use crate::one_sided::fuzzing::seeds;
@@ -38,19 +38,29 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     // The remote memory of that seed has 100 bytes.
     let port = [part("remote"), part("invitation")].concat();
     let note = b"(25,)";
+    // A span of a device, with a handle and without.
+    let [offset, length] = [4096_u64, 100].map(u64::to_le_bytes);
+    let span = |rest: &[u8]| [&[7; 56][..], &offset, &length, rest].concat();
+    let (exported, refused) = (span(&[1; 65]), span(b"\0refused"));
     [
-        ("mapped", [100, 3, 4096], &b""[..]),
-        ("far", [100, 0, 0], &port),
-        ("both", [100, 3, 4096], &port),
-        ("none", [0, 0, 0], b""),
+        ("mapped", [100, 3, 4096], &b""[..], &b""[..]),
+        ("far", [100, 0, 0], b"", &port),
+        ("both", [100, 3, 4096], b"", &port),
+        ("none", [0, 0, 0], b"", b""),
+        ("device", [100, 0, 0], &exported, b""),
+        ("refused", [100, 0, 0], &refused, b""),
     ]
-    .map(|(name, [bytes, segment, offset], port)| {
+    .map(|(name, [bytes, segment, offset], span, port)| {
         let dtype = u64::from(DataType::Float32 as u8);
-        let (note_bytes, words) = (note.len() as u64, (note.len() + port.len()) as u64);
-        let numbers = [bytes, dtype, segment, offset, note_bytes, words];
+        let lengths = [note.len(), span.len(), note.len() + span.len() + port.len()];
+        let [note_bytes, span_bytes, words] = lengths.map(|length| length as u64);
+        let numbers = [bytes, dtype, segment, offset, note_bytes, span_bytes, words];
         let numbers = numbers.map(u64::to_le_bytes);
         // Another rank has more words.
-        (name, [numbers.as_flattened(), note, port, &[0; 3]].concat())
+        (
+            name,
+            [numbers.as_flattened(), note, span, port, &[0; 3]].concat(),
+        )
     })
     .into()
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::held::{Copies, Held, OnDevice};
 use super::peer::{Far, Near, Peer, Turn};
-use super::state::{VIEWED, let_go, take_back};
+use super::state::{VIEWED, await_unmapping, let_go, take_back};
 use super::words::End;
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
@@ -12,16 +13,21 @@ use crate::engine::PointToPoint;
 use crate::error::{Code, Error, Result};
 use crate::heap::{self, Place};
 use crate::one_sided::{Owner, Port, RemoteRegion};
+use crate::transport::cuda::driver::Stream;
+use crate::transport::cuda::span::{self, Span};
 use crate::types::{DataType, Rank};
 
 /// The tag of the messages by which ranks of one host meet, and tell that they have heard of each other's memory.
 const MEETING: u64 = 1;
 
 /// Numbers in the description of a rank's memory.
-pub(super) const NUMBERS: usize = 6;
+pub(super) const NUMBERS: usize = 7;
 
 /// More bytes than are written about a rank's memory.
 const MOST_WORDS: u64 = 1 << 20;
+
+/// The memory of all ranks, the port by which the own one is reached, and the means to copy.
+pub(super) type Met = (Vec<Arc<Peer>>, Option<Port>, Copies);
 
 /// The memory of this rank, while a window of it is made.
 pub(super) struct Exposed<'a> {
@@ -29,12 +35,14 @@ pub(super) struct Exposed<'a> {
     pub(super) bytes: usize,
     pub(super) dtype: DataType,
     pub(super) note: &'a [u8],
+    /// Of memory of a device.
+    pub(super) exposed: Option<Arc<span::Exposed>>,
     pub(super) owner: Arc<Owner>,
 }
 
 impl Exposed<'_> {
     /// Exchanges with all ranks what each has of the others' memory.
-    pub(super) fn meet(&self, comm: &Communicator) -> Result<(Vec<Arc<Peer>>, Option<Port>)> {
+    pub(super) fn meet(&self, comm: &Communicator) -> Result<Met> {
         let (world, own) = (comm.world_size(), comm.rank());
         let hosts = comm.group().host_of();
         let near: Vec<Rank> = (0..world)
@@ -49,20 +57,17 @@ impl Exposed<'_> {
                 .flatten()
                 .map(|((page, is_gone), rank)| (End::new(page, own < rank), is_gone));
             let ends: Vec<_> = ends.collect();
-            take_back(
-                ends.iter().map(|(end, is_gone)| (end, is_gone)),
-                (self.start, self.bytes),
-            );
+            let all = ends.iter().map(|(end, is_gone)| (end, is_gone));
+            take_back(all.clone(), (self.start, self.bytes));
+            if self.exposed.is_some() {
+                await_unmapping(all);
+            }
             VIEWED.lock().push((ends, Arc::clone(&self.owner)));
             let_go();
         })
     }
 
-    fn meet_all(
-        &self,
-        comm: &Communicator,
-        near: &[Rank],
-    ) -> Result<(Vec<Arc<Peer>>, Option<Port>)> {
+    fn meet_all(&self, comm: &Communicator, near: &[Rank]) -> Result<Met> {
         let world = comm.world_size();
         let is_reached = self.meet_those_near(comm, near)?;
         let is_everywhere = is_reached && near.len() + 1 == world;
@@ -71,9 +76,10 @@ impl Exposed<'_> {
             false => None,
         };
         let described = self.describe(comm, port.as_ref())?;
+        let copies = self.copies(&described)?;
         let peers = described.into_iter().enumerate().map(|(rank, it)| {
             let near = match near.contains(&rank) {
-                true => it.find(comm, rank),
+                true => it.find(comm, rank, &copies),
                 false => None,
             };
             Arc::new(Peer {
@@ -87,7 +93,19 @@ impl Exposed<'_> {
                 turn: Turn::default(),
             })
         });
-        Ok((peers.collect(), port))
+        Ok((peers.collect(), port, copies))
+    }
+
+    /// The means to copy. A rank without memory of a device works on that of the first rank that has some, if it sees it.
+    fn copies(&self, described: &[Description]) -> Result<Copies> {
+        let of_others = described.iter().find_map(|it| it.span.as_ref());
+        let device = match (&self.exposed, of_others) {
+            (Some(own), _) => Some(own.span().device()?),
+            (None, Some(first)) => first.device().ok(),
+            (None, None) => None,
+        };
+        let stream = device.map(Stream::create).transpose()?;
+        Ok(Copies(stream.map(Arc::new)))
     }
 
     /// Opens the links to the ranks of this host, and has them map the memory. Returns whether all of them reach it.
@@ -107,6 +125,8 @@ impl Exposed<'_> {
             if answer.is_none() {
                 let asked = near.iter().map(|rank| match self.bytes {
                     0 => Some(true),
+                    // That shows when the others map it.
+                    _ if self.exposed.is_some() => Some(false),
                     bytes => group.is_reached(*rank, (self.start, bytes)),
                 });
                 let all = |all: Option<bool>, one: Option<bool>| {
@@ -154,6 +174,7 @@ impl Exposed<'_> {
             dtype: self.dtype,
             note: self.note.to_vec(),
             place: heap::locate(std::ptr::without_provenance(self.start), self.bytes),
+            span: self.exposed.as_ref().map(|it| it.span().clone()),
             far,
         };
         let (numbers, mut words) = own.write();
@@ -194,6 +215,8 @@ pub(super) struct Description {
     dtype: DataType,
     note: Vec<u8>,
     place: Option<Place>,
+    /// Of memory of a device.
+    span: Option<Span>,
     /// For ranks that do not map it: the memory, and the invitation of the port that leads to it.
     far: Option<(RemoteRegion, Vec<u8>)>,
 }
@@ -202,6 +225,8 @@ impl Description {
     /// As it travels: numbers, and words, whose length the last number is.
     pub(super) fn write(&self) -> ([u64; NUMBERS], Vec<u8>) {
         let mut words = self.note.clone();
+        let span = self.span.as_ref().map(Span::encode).unwrap_or_default();
+        words.extend(&span);
         if let Some((remote, invitation)) = &self.far {
             words.extend(remote.to_bytes());
             words.extend(invitation);
@@ -213,6 +238,7 @@ impl Description {
             place.map_or(0, |place| u64::from(place.segment)),
             place.map_or(0, |place| place.offset),
             self.note.len() as u64,
+            span.len() as u64,
             words.len() as u64,
         ];
         (numbers, words)
@@ -220,11 +246,16 @@ impl Description {
 
     /// `None` for what no rank of this version tells. The words are followed by zeros where another rank has more of them.
     pub(super) fn read(numbers: &[u64], words: &[u8]) -> Option<Self> {
-        let [bytes, dtype, segment, offset, note, length] =
+        let [bytes, dtype, segment, offset, note, span, length] =
             *<&[u64; NUMBERS]>::try_from(numbers).ok()?;
         let bytes = usize::try_from(bytes).ok()?;
         let (words, zeros) = words.split_at_checked(usize::try_from(length).ok()?)?;
         let (note, rest) = words.split_at_checked(usize::try_from(note).ok()?)?;
+        let (span, rest) = rest.split_at_checked(usize::try_from(span).ok()?)?;
+        let span = match span.is_empty() {
+            true => None,
+            false => Some(Span::decode(span)?),
+        };
         let far = match rest.split_first_chunk::<{ RemoteRegion::BYTES }>() {
             Some((region, invitation)) => {
                 Some((RemoteRegion::from_bytes(region).ok()?, invitation.to_vec()))
@@ -239,31 +270,48 @@ impl Description {
             && zeros.iter().all(|byte| *byte == 0)
             && (far.is_some() || rest.is_empty())
             && far.as_ref().is_none_or(|(it, _)| it.len() == bytes as u64)
+            && span.as_ref().is_none_or(|it| it.bytes() == bytes as u64)
+            && (span.is_none() || place.is_none())
             && (place.is_some() || offset == 0);
         is_told.then_some(Self {
             bytes,
             dtype: DataType::from_number(u8::try_from(dtype).ok()?)?,
             note: note.to_vec(),
             place,
+            span,
             far,
         })
     }
 
     /// The memory of a rank on this host, as far as it is mapped here.
-    fn find(&self, comm: &Communicator, rank: Rank) -> Option<Near> {
+    fn find(&self, comm: &Communicator, rank: Rank, copies: &Copies) -> Option<Near> {
         let group = comm.group();
         let (page, is_gone) = group.page_and_end(rank)?;
-        let held = match self.place.filter(|_| self.bytes > 0) {
+        let end = End::new(page, comm.rank() < rank);
+        let held = match (self.place.filter(|_| self.bytes > 0), &self.span) {
             // One that has not been announced was refused a descriptor, and is reached by its port.
-            Some(place) => group.reach(rank, place, self.bytes).unwrap_or_default(),
-            None => None,
+            (Some(place), _) => {
+                let held = group.reach(rank, place, self.bytes).unwrap_or_default();
+                let held = held.filter(heap::Held::is_writable).map(Held::Host);
+                held.ok_or_else(elsewhere)
+            }
+            (None, Some(span)) => OnDevice::open(span, &end, copies).map(Held::on_device),
+            (None, None) => Err(elsewhere()),
         };
-        Some(Near {
-            end: End::new(page, comm.rank() < rank),
-            is_gone,
-            held: held.filter(heap::Held::is_writable),
-        })
+        if let (Err(error), Some(_)) = (&held, &self.span) {
+            let peer = group.name_of(rank);
+            tracing::warn!(%error, peer, "memory of a device is not mapped, and is reached through that of the host");
+        }
+        Some(Near { end, is_gone, held })
     }
+}
+
+/// Why memory of the host is not mapped.
+fn elsewhere() -> Error {
+    Error::unsupported(
+        "it does not lie in the shared heap of its process: allocate it by unisono.empty(), unisono_mem_alloc() or \
+         allocateTensor",
+    )
 }
 
 #[cold]

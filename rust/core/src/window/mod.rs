@@ -15,6 +15,9 @@
 //! A window has a group of its own, of the same ranks, over which its ranks meet, wake each other and send signals. A wait
 //! ends when that group does, so no wait outlives its peer.
 //!
+//! Memory of a device is mapped by the processes of its host (CUDA IPC), and copies of a window that has some are the driver's
+//! ([`held`]). Where it cannot be mapped it is reached through ports, too, by copies in the memory of the host.
+//!
 //! # The end
 //!
 //! A rank that closes its window tells the others of this host, and waits until none is in the middle of writing to its memory.
@@ -24,6 +27,7 @@
 mod flag;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod held;
 mod meeting;
 mod peer;
 mod state;
@@ -38,20 +42,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use self::held::OnDevice;
 use self::meeting::Exposed;
-use self::peer::{Peer, SIGNALS, closed};
+use self::peer::{Near, Peer, SIGNALS, closed};
 use self::state::{Shared, Way};
 pub use self::symmetric::Symmetric;
 pub use self::transfer::Transfer;
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
-use crate::device;
 use crate::engine::{PointToPoint, Request};
 use crate::error::{Code, Error, Result};
 use crate::fork::Own;
 use crate::interrupts::SLICE;
 use crate::locks::Mutex;
 use crate::one_sided::{self, Owner};
+use crate::transport::cuda::span;
 use crate::types::{DataType, Rank};
 
 /// A longer time is as good as for ever.
@@ -64,6 +69,8 @@ pub struct Window(Own<Arc<Shared>>);
 pub struct View {
     start: NonNull<u8>,
     peer: Own<Arc<Peer>>,
+    /// Of memory of a device.
+    mapping: Option<Arc<OnDevice>>,
 }
 
 // SAFETY: it is an address and a length of memory that belongs to the process; to use it is unsafe.
@@ -75,6 +82,11 @@ impl View {
     /// Where the memory begins in this process.
     pub fn start(&self) -> NonNull<u8> {
         self.start
+    }
+
+    /// Whether it is memory of a device, which only that can read.
+    pub fn is_on_device(&self) -> bool {
+        self.mapping.is_some()
     }
 
     /// Its length in bytes.
@@ -106,8 +118,10 @@ impl Communicator {
     /// this communicator can be made. `dtype` and `note` are for those who use the memory: each rank has
     /// them of all. `owner` is kept as long as other ranks may use the memory.
     ///
+    /// The memory may be a device's, on which no stream has work under way.
+    ///
     /// # Errors
-    /// `InvalidArgument` for memory of a device; the others as of a collective.
+    /// As of a collective; `System` when the device's driver fails.
     ///
     /// # Safety
     /// The bytes are allocated and initialised as long as `owner` lives. Other ranks read and write them at any time until
@@ -118,13 +132,7 @@ impl Communicator {
         (dtype, note): (DataType, &[u8]),
         owner: Owner,
     ) -> Result<Window> {
-        // SAFETY: as this function asks for; only its address is looked at.
-        let memory = unsafe { Memory::from_raw_parts(start, bytes) };
-        if device::refuse_memory(&memory, "memory").is_err() {
-            return Err(Error::unsupported(
-                "a window is of memory of the host: copy what lies on a device",
-            ));
-        }
+        let exposed = span::Exposed::find(start.expose_provenance(), bytes)?;
         state::let_go();
         let (comm, mask) = self.for_a_window()?;
         comm.set_timeout(self.timeout());
@@ -133,19 +141,22 @@ impl Communicator {
             bytes,
             dtype,
             note,
+            exposed,
             owner: Arc::new(owner),
         };
         let renumber = |error| match &mask {
             Some(mask) => mask.renumber(error),
             None => error,
         };
-        let (peers, port) = own.meet(&comm).map_err(renumber)?;
+        let (peers, port, copies) = own.meet(&comm).map_err(renumber)?;
         let shared = Arc::new(Shared {
             comm,
             mask,
             parent: self.shared_group(),
             peers,
             start: own.start,
+            exposed: own.exposed,
+            copies,
             owner: Mutex::new(Some(own.owner)),
             port,
             is_closed: AtomicBool::new(false),
@@ -188,7 +199,12 @@ impl Window {
     /// As [`Window::described`].
     pub fn is_mapped(&self, rank: Rank) -> Result<bool> {
         let peer = &self.0.peers[self.0.place(rank)?];
-        Ok(peer.near.as_ref().is_some_and(|near| near.held.is_some()))
+        Ok(peer.near.as_ref().is_some_and(|near| near.held.is_ok()))
+    }
+
+    /// Whether what is put, and where it is got, may be memory of a device: some rank exposes some, which this process sees.
+    pub fn has_devices(&self) -> bool {
+        self.0.copies.0.is_some()
     }
 
     /// How long a wait may take if it is not told otherwise. Zero: for ever.
@@ -222,22 +238,24 @@ impl Window {
         match way {
             Way::Own(target) => {
                 // SAFETY: it has that many bytes; the caller promises the rest.
-                unsafe { std::ptr::copy(source, target, bytes) };
-                Ok(None)
+                unsafe { self.0.copy((place, "put to"), target, source, bytes) }.map(|()| None)
             }
-            Way::Mapped(near, held) => {
+            Way::Mapped(near, kept) => {
                 if !near.end.begin_writing() {
                     return Err(self.0.closed(place, "put to", bytes));
                 }
-                // SAFETY: the caller promises it of the source, and that the ranks agree on the bytes of `to`.
-                unsafe { held.put(offset, source, bytes) };
+                let target = kept.start().as_ptr().wrapping_add(offset);
+                // SAFETY: `way` has found the bytes in the memory, which stays mapped. The caller promises the rest of the
+                // source, and that the ranks agree on the bytes of `to`.
+                let put = unsafe { self.0.copy((place, "put to"), target, source, bytes) };
                 near.end.end_writing();
-                Ok(None)
+                put.map(|()| None)
             }
             Way::Far => {
                 Transfer::start(&self.0, place, ("put to", offset, bytes), |port, remote| {
+                    let lent = (source.expose_provenance(), bytes);
                     // SAFETY: as the caller promises.
-                    let local = unsafe { port.lend(source.expose_provenance(), bytes, owner) };
+                    let local = unsafe { port.lend(lent, self.0.copies.stream_for(source), owner) };
                     port.write(&local, 0..bytes, remote, None)
                 })
             }
@@ -262,24 +280,24 @@ impl Window {
         match way {
             Way::Own(source) => {
                 // SAFETY: it has that many bytes; the caller promises the rest.
-                unsafe { std::ptr::copy(source, target, bytes) };
-                Ok(None)
+                unsafe { self.0.copy((place, "get from"), target, source, bytes) }.map(|()| None)
             }
-            Way::Mapped(near, held) => {
+            Way::Mapped(near, kept) => {
                 if near.end.is_closed() {
                     return Err(self.0.closed(place, "get from", bytes));
                 }
-                // SAFETY: the caller promises it of the target.
-                unsafe { held.get(offset, target, bytes) };
-                Ok(None)
+                let source = kept.start().as_ptr().wrapping_add(offset);
+                // SAFETY: as in `put`; the caller promises it of the target.
+                unsafe { self.0.copy((place, "get from"), target, source, bytes) }.map(|()| None)
             }
             Way::Far => Transfer::start(
                 &self.0,
                 place,
                 ("get from", offset, bytes),
                 |port, remote| {
+                    let lent = (target.expose_provenance(), bytes);
                     // SAFETY: as the caller promises.
-                    let local = unsafe { port.lend(target.expose_provenance(), bytes, owner) };
+                    let local = unsafe { port.lend(lent, self.0.copies.stream_for(target), owner) };
                     port.read(&local, 0..bytes, remote, None)
                 },
             ),
@@ -452,21 +470,19 @@ impl Window {
             let why = match &peer.near {
                 _ if place == it.comm.rank() => "it is this rank's own",
                 _ if peer.bytes == 0 => "there is none",
-                Some(_) => {
-                    "it does not lie in the shared heap of its process: allocate it by unisono.empty(), \
-                     unisono_mem_alloc() or allocateTensor"
-                }
-                None => "it is not on this host, or the ranks go over TCP",
+                Some(Near { held: Err(why), .. }) => &why.message,
+                _ => "it is not on this host, or the ranks go over TCP",
             };
             let what = format!("the memory of {} cannot be mapped: {why}", it.name(place));
             return Err(Error::unsupported(what).with_operation(operation));
         };
-        if !near.end.begin_view() {
+        let Some(kept) = held.keep().filter(|_| near.end.begin_view()) else {
             return Err(it.blame(closed(&it.name(place)), place, &operation));
-        }
+        };
         Ok(View {
-            start: held.start(),
+            start: kept.start(),
             peer: Own::new(Arc::clone(peer)),
+            mapping: kept.mapping(),
         })
     }
 

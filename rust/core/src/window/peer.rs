@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::held::Held;
 use super::words::End;
 use crate::communicator::Communicator;
 use crate::error::{Code, Error, Result};
-use crate::heap::{Held, IsOver};
+use crate::heap::IsOver;
 use crate::interrupts::SLICE;
 use crate::locks::{Condvar, Mutex};
 use crate::one_sided::{Port, RemoteRegion, Transfer};
@@ -29,8 +30,8 @@ pub(super) struct Peer {
 pub(super) struct Near {
     pub(super) end: End,
     pub(super) is_gone: IsOver,
-    /// Its memory, where it lies in the heap and is mapped here.
-    pub(super) held: Option<Held>,
+    /// Its memory, where it is mapped here: in the heap, or on a device; or why it is not.
+    pub(super) held: Result<Held>,
 }
 
 /// Memory that is reached through a port.

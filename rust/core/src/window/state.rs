@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::held::{Copies, Held, Kept};
 use super::peer::{Far, Near, Peer, closed};
 use super::words::End;
 use crate::communicator::Communicator;
@@ -14,6 +15,7 @@ use crate::heap::{self, IsOver};
 use crate::locks::Mutex;
 use crate::one_sided::{Owner, Port};
 use crate::transport::WRITERS_PATIENCE;
+use crate::transport::cuda::span::Exposed;
 use crate::types::Rank;
 
 /// The state of a window, which its handle and what is under way share.
@@ -27,6 +29,9 @@ pub(super) struct Shared {
     pub(super) peers: Vec<Arc<Peer>>,
     /// Where the own memory begins.
     pub(super) start: usize,
+    /// Of memory of a device.
+    pub(super) exposed: Option<Arc<Exposed>>,
+    pub(super) copies: Copies,
     pub(super) owner: Mutex<Option<Arc<Owner>>>,
     /// By which ranks that have not mapped the own memory reach it.
     pub(super) port: Option<Port>,
@@ -42,16 +47,16 @@ pub(super) struct Shared {
 pub(super) enum Way<'a> {
     /// They are this rank's own, from there on.
     Own(*mut u8),
-    Mapped(&'a Near, &'a heap::Held),
+    Mapped(&'a Near, Kept<'a>),
     /// Through a port.
     Far,
 }
 
 impl Peer {
     /// The rank's memory, where it is mapped.
-    pub(super) fn mapped(&self) -> Option<(&Near, &heap::Held)> {
+    pub(super) fn mapped(&self) -> Option<(&Near, &Held)> {
         let near = self.near.as_ref()?;
-        Some((near, near.held.as_ref()?))
+        Some((near, near.held.as_ref().ok()?))
     }
 }
 
@@ -122,10 +127,34 @@ impl Shared {
         }
         self.look_for_losses()
             .map_err(|error| self.blame_for(error, place, what, bytes))?;
-        Ok(match peer.mapped() {
-            Some((near, held)) => (place, Way::Mapped(near, held)),
-            None => (place, Way::Far),
-        })
+        let Some((near, held)) = peer.mapped() else {
+            return Ok((place, Way::Far));
+        };
+        match held.keep() {
+            Some(kept) => Ok((place, Way::Mapped(near, kept))),
+            // Another thread is closing it.
+            None => Err(Error::invalid("this window has been closed")),
+        }
+    }
+
+    /// Copies bytes of the rank at `place`, or to them.
+    ///
+    /// # Errors
+    /// `System` when the driver fails.
+    ///
+    /// # Safety
+    /// As of [`Copies::copy`].
+    #[inline]
+    pub(super) unsafe fn copy(
+        &self,
+        (place, what): (usize, &str),
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let copied = unsafe { self.copies.copy(to, from, bytes) };
+        copied.map_err(|error| self.blame_for(error, place, what, bytes))
     }
 
     /// The error of an operation with bytes of a rank that has closed its window.
@@ -222,6 +251,12 @@ impl Shared {
             near.iter().map(|near| (&near.end, &near.is_gone)),
             (self.start, bytes),
         );
+        // The others wait for it.
+        let held = near.iter().filter_map(|near| near.held.as_ref().ok());
+        held.for_each(Held::let_go);
+        if self.exposed.is_some() {
+            await_unmapping(near.iter().map(|near| (&near.end, &near.is_gone)));
+        }
         let port = self.port.as_ref();
         let unused = port.map_or(Ok(()), |port| port.close(WRITERS_PATIENCE));
         let viewers = near
@@ -280,6 +315,16 @@ pub(super) fn let_go() {
     drop(viewed);
     // Without the lock: it is foreign code.
     drop(free);
+}
+
+/// Waits until none of these ranks has the memory of this one mapped, for a while. It is kept for one that has it for longer.
+pub(super) fn await_unmapping<'a>(near: impl Iterator<Item = (&'a End, &'a IsOver)>) {
+    let until = Instant::now() + WRITERS_PATIENCE;
+    for (end, is_gone) in near {
+        while end.is_viewed() && !is_gone() && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
 }
 
 /// Takes memory back from the ranks of this host: they begin to use it no more. Waits until none is in the middle of writing to

@@ -28,6 +28,7 @@ use crate::error::{Code, Error, Result};
 use crate::heap::{self, Buffer};
 use crate::interrupts::{self, SLICE};
 use crate::one_sided::Owner;
+use crate::transport::cuda::span::device_of;
 use crate::types::{DataType, Rank};
 
 /// After the words of signals a cache line that begins with the count of the threads that sleep until one of them changes.
@@ -140,6 +141,10 @@ impl Communicator {
         pad: usize,
         owner: Owner,
     ) -> Result<Symmetric> {
+        if device_of(memory.0.expose_provenance(), memory.1)?.is_some() {
+            let what = "symmetric memory is of the host, where its signals are";
+            return Err(Error::unsupported(what));
+        }
         let bytes = pad.next_multiple_of(SLEEPERS) + SLEEPERS;
         let mut words = Buffer::<u8>::zeroed(bytes);
         let start = words.as_mut_ptr();

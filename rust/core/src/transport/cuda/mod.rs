@@ -7,6 +7,7 @@
 //!   memory that both have mapped and registered, written and awaited by memory operations of the streams. No kernel
 //!   ever waits.
 //! - [`window`] is device memory that the other ranks of the host have mapped, and [`heap`] such memory for users' buffers.
+//! - [`span`] is memory of users' own, wherever it was allocated, that processes of the host map.
 //! - [`depot`] is such memory for messages, and [`lane`] a part of it for those in graphs.
 //!
 //! **Calls that may wait.** A stream here may wait for a peer, and a peer for what this host does next. Some calls of the
@@ -48,5 +49,6 @@ pub mod lane;
 mod loaded;
 pub mod mappings;
 mod room;
+pub mod span;
 pub mod telling;
 pub mod window;

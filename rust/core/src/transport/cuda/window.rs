@@ -34,7 +34,7 @@ const BEHIND: usize = BASES + 8 * MOST_SOURCES;
 const BASES: usize = 64;
 
 /// A random number: its 16 bytes name a process or a window beyond doubt.
-type Nonce = [u8; 16];
+pub(super) type Nonce = [u8; 16];
 
 /// The windows of this process, by their nonces, for ranks of the same process.
 static WINDOWS: Mutex<Option<HashMap<Nonce, Weak<Window>>>> = Mutex::new(None);
@@ -500,7 +500,7 @@ impl Windows {
 }
 
 /// The name of this process: its number would not do, since two namespaces may use the same one.
-fn process() -> Result<Nonce> {
+pub(super) fn process() -> Result<Nonce> {
     static PROCESS: OnceLock<Nonce> = OnceLock::new();
     if let Some(process) = PROCESS.get() {
         return Ok(*process);
@@ -509,7 +509,7 @@ fn process() -> Result<Nonce> {
     Ok(*PROCESS.get_or_init(|| made))
 }
 
-fn nonce() -> Result<Nonce> {
+pub(super) fn nonce() -> Result<Nonce> {
     let mut bytes = Nonce::default();
     getrandom::fill(&mut bytes).map_err(|cause| Error::system("get random numbers", cause))?;
     Ok(bytes)

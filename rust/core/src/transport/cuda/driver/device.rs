@@ -45,12 +45,7 @@ impl Device {
     pub(super) fn open(driver: &'static Driver, number: u32) -> Result<Self> {
         let symbols = &driver.symbols;
         let failed = |failure: Failure| failure.while_doing(format_args!("open device {number}"));
-        let mut raw: CUdevice = 0;
-        // SAFETY: it stores a number; the number is one of a device that exists.
-        Failure::check(unsafe { (symbols.device_get)(&mut raw, number as i32) }).map_err(failed)?;
-        let mut uuid = CUuuid { bytes: [0; 16] };
-        // SAFETY: it stores 16 bytes.
-        Failure::check(unsafe { (symbols.device_get_uuid)(&mut uuid, raw) }).map_err(failed)?;
+        let (raw, uuid) = identify(symbols, number).map_err(failed)?;
         let mut name = [0; 128];
         // SAFETY: it stores at most `name.len()` bytes, and the last is zero.
         Failure::check(unsafe {
@@ -91,13 +86,21 @@ impl Device {
                 .take_while(|&&letter| letter != 0)
                 .map(|letter| char::from(letter.to_ne_bytes()[0]))
                 .collect(),
-            uuid: uuid.bytes.map(|byte| byte.to_ne_bytes()[0]),
+            uuid,
             multiprocessors,
             memory,
             has_mps,
             capability,
             memory_operations: OnceLock::new(),
         })
+    }
+
+    /// The uuid of the device with this number, without a context on it.
+    pub(super) fn uuid_of(driver: &'static Driver, number: u32) -> Result<[u8; 16]> {
+        let identified = identify(&driver.symbols, number);
+        let (_, uuid) = identified
+            .map_err(|failure| failure.while_doing(format_args!("look at device {number}")))?;
+        Ok(uuid)
     }
 
     /// Its number in this process.
@@ -260,6 +263,17 @@ impl Device {
             _ => None,
         }
     }
+}
+
+/// The device of this number, and its uuid.
+fn identify(symbols: &Symbols, number: u32) -> Result<(CUdevice, [u8; 16]), Failure> {
+    let mut raw: CUdevice = 0;
+    // SAFETY: it stores a number; the number is one of a device that exists.
+    Failure::check(unsafe { (symbols.device_get)(&mut raw, number as i32) })?;
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: it stores 16 bytes.
+    Failure::check(unsafe { (symbols.device_get_uuid)(&mut uuid, raw) })?;
+    Ok((raw, uuid.bytes.map(|byte| byte.to_ne_bytes()[0])))
 }
 
 impl fmt::Debug for Device {

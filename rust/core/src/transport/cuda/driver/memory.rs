@@ -81,22 +81,7 @@ impl DeviceMemory {
     /// `Unsupported` or `System` where the driver does not share memory between processes (some virtual machines,
     /// Windows' Linux, Tegra).
     pub fn export(&self) -> Result<Handle> {
-        let _entered = self.device.set_up()?;
-        let mut handle = CUipcMemHandle {
-            reserved: [0; HANDLE],
-        };
-        // SAFETY: it stores 64 bytes; the address is the first of an allocation that lives.
-        Failure::check(unsafe {
-            (self.device.driver.symbols.ipc_get_mem_handle)(&mut handle, self.address)
-        })
-        .map_err(|failure| {
-            failure.while_doing(format_args!(
-                "export {} bytes of device {} to other processes",
-                self.bytes,
-                self.device.number()
-            ))
-        })?;
-        Ok(handle.reserved.map(|byte| byte.to_ne_bytes()[0]))
+        export(self.device, self.address, self.bytes)
     }
 
     /// Writes `bytes` from `offset` on, and waits until they are there. Not ordered with any stream.
@@ -116,6 +101,26 @@ impl DeviceMemory {
         assert!(bytes.len() <= self.bytes && offset <= self.bytes - bytes.len());
         Stream::create(self.device)?.read(self.address + offset as u64, bytes)
     }
+}
+
+/// As [`DeviceMemory::export`], of an allocation of `bytes` bytes that begins at `address` and is not unisono's own.
+///
+/// # Errors
+/// As there, and for memory that the driver maps for its user (`cuMemMap`) or has in a pool (`cuMemAllocAsync`).
+pub fn export(device: &'static Device, address: u64, bytes: usize) -> Result<Handle> {
+    let _entered = device.set_up()?;
+    let mut handle = CUipcMemHandle {
+        reserved: [0; HANDLE],
+    };
+    // SAFETY: it stores 64 bytes; an address that is not the first of an allocation is refused.
+    Failure::check(unsafe { (device.driver.symbols.ipc_get_mem_handle)(&mut handle, address) })
+        .map_err(|failure| {
+            failure.while_doing(format_args!(
+                "export {bytes} bytes of device {} to other processes",
+                device.number()
+            ))
+        })?;
+    Ok(handle.reserved.map(|byte| byte.to_ne_bytes()[0]))
 }
 
 impl Drop for DeviceMemory {

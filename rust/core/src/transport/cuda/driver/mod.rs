@@ -30,6 +30,7 @@ mod pool;
 mod registered;
 mod stream;
 mod symbols;
+mod transfer;
 mod trial;
 
 use std::sync::OnceLock;
@@ -41,10 +42,10 @@ pub use self::lent::LentStream;
 pub use self::locate::{
     device_if_in_use, device_of, device_of_stream, look_again, may_be_in_use, order,
 };
-pub use self::memory::{DeviceMemory, HANDLE, Handle, Imported};
+pub use self::memory::{DeviceMemory, HANDLE, Handle, Imported, export};
 pub(in crate::transport::cuda) use self::module::{Function, Module};
 pub use self::pinned::Pinned;
-pub use self::pointer::{Kind, Place, check_buffer, only_on_device, place};
+pub use self::pointer::{Kind, Place, allocation, check_buffer, only_on_device, place};
 pub use self::registered::Registered;
 pub use self::stream::{MemoryOperation, Stream, StreamIdentity};
 use self::symbols::{Library, Symbols};
@@ -137,6 +138,19 @@ impl Driver {
         // Should two threads open it at once, its context is retained once too often, which is for ever anyway.
         let device = Device::open(self, number)?;
         Ok(place.get_or_init(|| device))
+    }
+
+    /// The device with this identity ([`Device::uuid`]), if this process sees it.
+    ///
+    /// # Errors
+    /// As [`Driver::device`].
+    pub fn device_with(&'static self, uuid: [u8; 16]) -> Result<Option<&'static Device>> {
+        for number in 0..self.devices.len() as u32 {
+            if Device::uuid_of(self, number)? == uuid {
+                return self.device(number).map(Some);
+            }
+        }
+        Ok(None)
     }
 
     fn find() -> Result<Self> {

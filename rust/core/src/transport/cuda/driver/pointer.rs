@@ -41,6 +41,23 @@ pub fn place(device: &'static Device, address: u64) -> Result<Place> {
     place.map_err(|failure| failure.while_doing(format_args!("ask what memory {address:#x} is")))
 }
 
+/// The allocation in which `address` lies: where it begins, and its length.
+///
+/// # Errors
+/// `System` when it lies in none.
+pub fn allocation(device: &'static Device, address: u64) -> Result<(u64, usize)> {
+    let entered = device.enter()?;
+    let (mut base, mut bytes): (CUdeviceptr, usize) = (0, 0);
+    // SAFETY: it stores an address and a length.
+    let code =
+        unsafe { (device.driver.symbols.mem_get_address_range)(&mut base, &mut bytes, address) };
+    drop(entered);
+    Failure::check(code).map_err(|failure| {
+        failure.while_doing(format_args!("ask in which allocation {address:#x} lies"))
+    })?;
+    Ok((base, bytes))
+}
+
 /// The function of the driver that knows addresses.
 pub(super) type Ask =
     unsafe extern "C" fn(c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr) -> Code;

@@ -33,8 +33,8 @@ pub(super) const PER_THREAD: usize = 2;
 /// blocking streams and they for it; 2 is the default stream *of the calling thread*, so a `Stream` made of it means
 /// another one on another thread, and what belongs to one operation is enqueued by one thread.
 pub struct Stream {
-    device: &'static Device,
-    raw: CUstream,
+    pub(super) device: &'static Device,
+    pub(super) raw: CUstream,
     /// Made here, and destroyed on drop.
     own: bool,
 }
@@ -430,7 +430,7 @@ impl Stream {
 
     /// Makes a call in the device's context.
     #[inline]
-    fn call(
+    pub(super) fn call(
         &self,
         doing: impl fmt::Display,
         call: impl FnOnce(&super::Symbols) -> u32,

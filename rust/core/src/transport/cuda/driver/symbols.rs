@@ -120,6 +120,7 @@ symbols! {
     ipc_get_mem_handle = "cuIpcGetMemHandle" (*mut CUipcMemHandle, CUdeviceptr);
     ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" (*mut CUdeviceptr, CUipcMemHandle, c_uint);
     ipc_close_mem_handle = "cuIpcCloseMemHandle" (CUdeviceptr);
+    mem_get_address_range = "cuMemGetAddressRange_v2" (*mut CUdeviceptr, *mut usize, CUdeviceptr);
     pointer_get_attributes = "cuPointerGetAttributes" (c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
 
     stream_create = "cuStreamCreate" (*mut CUstream, c_uint);
