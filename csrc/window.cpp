@@ -222,6 +222,8 @@ c10::intrusive_ptr<c10d::Work> TensorWindow::signal(int64_t peer_rank, bool /*as
                                                     const c10d::SignalOptions& /*opts*/) {
   const auto exposed = exposure();
   check_rank(peer_rank, "peer_rank");
+  // The peer may write to it from now on.
+  await_stream(exposed->tensor);
   raise(exposed->window->signal(peer_rank));
   return c10::make_intrusive<WindowWork>(rank_);
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "target" / "broken"
 SOURCES = Path("rust/core/src")
 TEST = "engine::world::tests::ten_thousand"
+# Seconds; a break that loops would run for ever.
+LIMIT = 3600
 
 
 class Break(NamedTuple):
@@ -131,7 +134,10 @@ def main() -> int:
         for one in BREAKS
         if not arguments.names or any(part in one.name for part in arguments.names)
     ]
+    if not wanted:
+        parser.error("no break has such a name")
     # Its own copy of the commit, with a build folder that the next run finds again.
+    shutil.rmtree(COPY / "rust", ignore_errors=True)
     COPY.mkdir(parents=True, exist_ok=True)
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
     subprocess.run(["tar", "-xmf", "-", "-C", COPY], input=archive.stdout, check=True)
@@ -163,13 +169,21 @@ def _worlds(worlds: int) -> str | None:
         sys.exit("it does not compile")
     began = time.monotonic()
     done = subprocess.run(
-        command, cwd=COPY, env=environment, capture_output=True, text=True, check=False
+        command,
+        cwd=COPY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
     )
     took = time.monotonic() - began
     seeds = re.findall(r"replay WORLD_SEED=(\d+): (.*)", done.stdout)
     count = re.search(r"left: (\d+)", done.stdout + done.stderr)
     if not seeds:
-        return None if done.returncode == 0 else f"it ended in another way: {done.stdout[-500:]}"
+        if done.returncode:
+            print(f"it ended in another way: {done.stdout[-500:]}{done.stderr[-500:]}")
+        return None
     first = ", ".join(seed for seed, _ in seeds)
     found = f"{count[1] if count else 'some'} of {worlds} worlds in {took:.0f} s, the first {first}"
     return f"{found}; {seeds[0][1][:200]}"

@@ -277,7 +277,8 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
         self._check_open()
         if not isinstance(memory, UnisonoMemory) or memory._transport is not self:
             raise TypeError("the memory was not registered by this transport")
-        if any(work._view._memory._region == memory._region for work in self._unfinished()):
+        views = [work._view for work in self._unfinished()] + self._cuda_stream_views()
+        if any(view._memory._region == memory._region for view in views):
             raise RuntimeError("the memory has pending transfers: wait before unregistering it")
         self._port.unregister(memory._region, timeout)
 
@@ -319,6 +320,8 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
             What a transfer failed with that was under way. Everything has been let go of.
         """
         deadline = _Deadline(self._seconds(timeout))
+        # Those in streams begin before: refused, torch would end the process.
+        self._close_cuda_streams()
         self._closing = True
         failure: Error | None = None
         for work in self._unfinished():
@@ -336,6 +339,8 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
     async def close_async(self, *, timeout: float | None = None) -> None:
         """As :meth:`close`, without blocking the event loop."""
         deadline = _Deadline(self._seconds(timeout))
+        # Those in streams begin before: refused, torch would end the process.
+        self._close_cuda_streams()
         self._closing = True
         failure: BaseException | None = None
         pending = self._unfinished()
@@ -394,7 +399,6 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
             return [work for work in self._pending if not work._transfer.done()]
 
     def _release(self, timeout: float) -> None:
-        self._close_cuda_streams()
         try:
             self._port.close(timeout)
             self._closed = True
@@ -506,6 +510,7 @@ def _close_all() -> None:
     """End transfers before the interpreter goes: a thread that waits for one would outlive it."""
     for transport in list(_open):
         if not transport._closed:
+            transport._close_cuda_streams()
             transport._closing = True
             with contextlib.suppress(Error):
                 transport._release(0.0)

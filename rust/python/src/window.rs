@@ -506,7 +506,7 @@ impl Window {
         let view = view.map_err(|error| exception(py, &error))?;
         if view.is_on_device() {
             let array = DeviceArray {
-                view,
+                view: Some(view),
                 shape: kind.shape,
                 dtype: dtype.unbind(),
             };
@@ -546,6 +546,14 @@ impl Window {
     }
 }
 
+impl Drop for DeviceArray {
+    fn drop(&mut self) {
+        let view = self.view.take();
+        // To unmap it may wait for the device, and with it for other threads.
+        let _ = Python::try_attach(|py| py.detach(|| drop(view)));
+    }
+}
+
 impl Drop for Window {
     fn drop(&mut self) {
         let core = Arc::clone(&self.core);
@@ -571,7 +579,8 @@ fn await_stream(py: Python<'_>, how: &How) -> PyResult<bool> {
 /// ``__cuda_array_interface__``: CuPy, Numba, torch.
 #[pyclass(frozen, module = "unisono", name = "_DeviceArray")]
 struct DeviceArray {
-    view: View,
+    /// Until it is dropped.
+    view: Option<View>,
     shape: Vec<usize>,
     dtype: Py<PyAny>,
 }
@@ -595,7 +604,9 @@ impl DeviceArray {
         description.set_item("version", 3)?;
         description.set_item("typestr", self.dtype.bind(py).getattr("str")?)?;
         description.set_item("shape", self.shape(py)?)?;
-        description.set_item("data", (self.view.start().as_ptr().addr(), false))?;
+        let view = self.view.as_ref();
+        let address = view.map_or(0, |view| view.start().as_ptr().addr());
+        description.set_item("data", (address, false))?;
         description.set_item("strides", py.None())?;
         description.set_item("stream", py.None())?;
         Ok(description)

@@ -141,12 +141,16 @@ impl Arena {
     }
 
     /// Takes `address..address + bytes` away from the peers: their writes there are no longer seen here, and they get no word
-    /// of it. The memory of these pages is not handed out again before it `is_over`.
+    /// of it. The memory of these pages is not handed out again before it `is_over`. Memory elsewhere cannot be taken away.
     pub(super) fn detach(&self, address: usize, bytes: usize, is_over: IsOver) {
         let region = self.region.get().and_then(Option::as_ref);
         // Also where a page of it was taken away before, with what lies beside it.
         let located = region.and_then(|region| region.locate(address, bytes));
         let Some((segment, first)) = located else {
+            tracing::warn!(
+                bytes,
+                "do not use the memory at {address:#x} again, which is not in the heap: a peer is still writing there"
+            );
             return;
         };
         let mut state = self.state.lock();

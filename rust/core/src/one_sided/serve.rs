@@ -107,6 +107,11 @@ impl Service {
         let ended = self.comm.guard(|comm| self.serve(comm, regions));
         if let Err(error) = ended {
             match error.code {
+                // Memory of a device could not be copied here.
+                Code::System => {
+                    tracing::warn!(%error, "a peer's transfer has failed");
+                    self.comm.abort(&error.message);
+                }
                 Code::Mismatch => self.comm.abort(&error.message),
                 _ => tracing::debug!(%error, "a peer's connection has ended"),
             }

@@ -12,7 +12,7 @@ use super::{Lending, Loan, MESSAGE_HEADER, Page, Shared, Terms, Ticket};
 use crate::error::Result;
 use crate::heap::{Held, IsOver, Place, Window};
 
-/// From this length on several threads may read what is lent: it takes some times as long as to wake them.
+/// From this length on several threads may read what is lent: reading so much takes several times as long as waking a thread.
 pub(crate) const READ_BY_SEVERAL_FROM: usize = 4 << 20;
 
 /// Memory that a peer may read and write.

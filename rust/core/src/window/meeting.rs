@@ -96,15 +96,18 @@ impl Exposed<'_> {
         Ok((peers.collect(), port, copies))
     }
 
-    /// The means to copy. A rank without memory of a device works on that of the first rank that has some, if it sees it.
+    /// The means to copy. A rank without memory of a device works on the first one that it sees of those on which others have
+    /// theirs.
     fn copies(&self, described: &[Description]) -> Result<Copies> {
-        let of_others = described.iter().find_map(|it| it.span.as_ref());
-        let device = match (&self.exposed, of_others) {
-            (Some(own), _) => Some(own.span().device()?),
-            (None, Some(first)) => first.device().ok(),
-            (None, None) => None,
+        let stream = match &self.exposed {
+            Some(own) => Some(Stream::create(own.span().device()?)?),
+            None => {
+                let mut of_others = described.iter().filter_map(|it| it.span.as_ref());
+                let seen = of_others.find_map(|span| span.device().ok());
+                // Without one its window is as good for memory of the host.
+                seen.and_then(|device| Stream::create(device).ok())
+            }
         };
-        let stream = device.map(Stream::create).transpose()?;
         Ok(Copies(stream.map(Arc::new)))
     }
 

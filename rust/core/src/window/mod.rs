@@ -21,8 +21,9 @@
 //! # The end
 //!
 //! A rank that closes its window tells the others of this host, and waits until none is in the middle of writing to its memory.
-//! From a process that has stopped in the middle the heap takes the memory away; one that has ended writes no more. Memory that
-//! another rank still views stays allocated until a window is made or closed when that rank views it no more.
+//! From a process that has stopped in the middle the heap takes the memory away, which it cannot for memory of a device: a
+//! warning says so. One that has ended writes no more. Memory that another rank still views stays allocated until a window is
+//! made or closed when that rank views it no more.
 
 mod flag;
 #[cfg(any(test, fuzzing))]

@@ -33,7 +33,7 @@ pub(crate) enum Next {
 pub(crate) struct Backoff {
     /// There are more ranks than cores.
     crowded: bool,
-    /// There are no more cores than ranks, and two threads of a peer may read what is lent to it.
+    /// There are at least as many ranks as cores, and two threads of a peer may read what is lent to it.
     makes_room: bool,
     contention: Contention,
     longest_spin: Duration,

@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::player::{Player, Running, Stage, What};
+use super::program::{Call, Step};
+use super::random::Random;
 use super::scenario::{Fault, TIMEOUT};
 use super::{Found, World};
 use crate::error::{Code, Error};
@@ -31,6 +33,11 @@ impl World {
         }
         for player in &self.players {
             self.judge_rank(player, &mut found);
+        }
+        for team in 0..self.teams.len() {
+            if self.missed_a_mistake(team) {
+                found.faults.push("no rank found the mistake".to_owned());
+            }
         }
         // Ends what is still under way, while its memory is there.
         for player in &self.players {
@@ -74,6 +81,28 @@ impl World {
         }
     }
 
+    /// Whether a rank has made another call than the others, all have gone on, and none has failed. A rank that only sends may
+    /// leave after its last call, without elements none need send anything, and counts may be those of other ranks alone.
+    fn missed_a_mistake(&self, team: usize) -> bool {
+        let scenario = &self.teams[team];
+        let Fault::Mistake { rank, step, how } = scenario.fault else {
+            return false;
+        };
+        let Step::Collective(call) = &scenario.steps[step] else {
+            return false;
+        };
+        let made = call.mistaken(rank, scenario.world, &mut Random::new(how));
+        let is_full = |call: &Call| call.counts.iter().flatten().all(|count| *count > 0);
+        let tells = |made: &Call| {
+            let is_other = made.collective != call.collective || made.counts == call.counts;
+            is_other && is_full(call) && is_full(made)
+        };
+        let fails = |running: &Running| matches!(running.work.result(), Some(Err(_)));
+        let mut players = self.players.iter().filter(|player| player.team == team);
+        made.as_ref().is_some_and(tells)
+            && players.all(|player| player.next > step + 1 && !player.running.iter().any(fails))
+    }
+
     /// Everything that is wrong with an operation.
     fn judge_operation(
         &self,
@@ -102,8 +131,11 @@ impl World {
                 let may_differ = match fault {
                     Fault::Lie { .. } => matches!(running.what, What::Receive(..)),
                     Fault::Mistake { step, .. } => running.step == step,
-                    // The next call is taken for the one that was left out.
-                    Fault::Skip { step, .. } => running.step >= step && team.is_repeated(step),
+                    // The next call is taken for the one that was left out, as long as they are alike.
+                    Fault::Skip { step, .. } => {
+                        let mut alike = step..running.step.max(step + 1);
+                        running.step >= step && alike.all(|it| team.is_repeated(it))
+                    }
                     _ => false,
                 };
                 if !running.what.is_right() && !may_differ {

@@ -196,7 +196,7 @@ impl Mapped {
             return Self::here(device, span);
         }
         let handle = span.handle.as_ref().map_err(Error::unsupported)?;
-        if span.namespace != namespace() {
+        if span.namespace != namespace() || span.namespace == 0 {
             return Err(Error::unsupported(
                 "processes in containers need the same PID and IPC namespaces for this",
             ));
