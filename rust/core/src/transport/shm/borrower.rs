@@ -62,6 +62,8 @@ struct Reading {
     /// The run being read, and how far.
     run: usize,
     within: u64,
+    /// Up to there, in this run, this thread reads alone: there was no core for another one.
+    alone_until: u64,
     /// It may be refused: it is the trial, and nothing of it has been delivered.
     refusable: bool,
     /// The last attempt found nothing to read.
@@ -363,18 +365,20 @@ impl<L: Ledger> Borrower<L> {
         if loan.runs[loan.run].bytes == loan.within {
             loan.before += loan.within;
             loan.run += 1;
-            loan.within = 0;
+            (loan.within, loan.alone_until) = (0, 0);
         }
     }
 
     /// The threads that read with this one, of the next `most` bytes, if these are many and lie in private memory. A program
     /// that computes keeps its core: there has to be one for each of them beside all other threads that run. The lender is no
     /// such program while it is awake, for it waits for the loan, and soon sleeps.
-    fn free_workers(&self, most: usize) -> Option<Arc<Workers>> {
+    fn free_workers(&mut self, most: usize) -> Option<Arc<Workers>> {
         let (workers, cores) = self.workers.as_ref()?;
-        let run = self.loan.runs.get(self.loan.run)?;
-        let left = (run.bytes - self.loan.within).min(most as u64);
-        if run.segment != 0 || self.loan.reported || left < READ_BY_SEVERAL_FROM as u64 {
+        let loan = &mut self.loan;
+        let run = loan.runs.get(loan.run)?;
+        let left = (run.bytes - loan.within).min(most as u64);
+        let is_long = left >= READ_BY_SEVERAL_FROM as u64;
+        if run.segment != 0 || loan.reported || !is_long || loan.within < loan.alone_until {
             return None;
         }
         let is_awake = self
@@ -384,6 +388,9 @@ impl<L: Ledger> Borrower<L> {
             .load(Ordering::Relaxed)
             == 0;
         let are_free = processors::are_free(*cores, workers.threads(), 1 + usize::from(is_awake));
+        if !are_free {
+            loan.alone_until = loan.within + TOGETHER as u64;
+        }
         are_free.then(|| Arc::clone(workers))
     }
 
