@@ -6,6 +6,7 @@ the driver is emulated. A test of one of the two alone has its rank functions be
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import time
@@ -29,7 +30,7 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 OTHERS = [torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.complex128]
-# Every root has its turn with tensors up to here.
+# Every root has its turn with tensors of float32 up to here.
 SHORT = 10_000
 
 
@@ -69,8 +70,9 @@ def empty(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return tensor(torch.full((count,), 77, device=cuda.PLACE).to(dtype))
 
 
-def roots(world: int, count: int) -> Iterable[int]:
-    return range(world) if count <= SHORT else [count % world]
+def roots(world: int, count: int, dtype: torch.dtype) -> Iterable[int]:
+    is_quick = count <= SHORT and dtype == torch.float32
+    return range(world) if is_quick else [count % world]
 
 
 # Collectives
@@ -127,7 +129,7 @@ def reduces(rank: int, world: int, count: int, dtype: torch.dtype) -> None:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         everything = torch.stack([data(r, count, torch.float64) for r in range(world)])
         check(largest, everything.amax(0).to(dtype) if count else total, "max", *where)
-    for root in roots(world, count):
+    for root in roots(world, count, dtype):
         mine = tensor(data(rank, count, dtype))
         dist.reduce(mine, root)
         if rank == root:
@@ -144,7 +146,7 @@ def reduces(rank: int, world: int, count: int, dtype: torch.dtype) -> None:
 
 def moves(rank: int, world: int, count: int, dtype: torch.dtype) -> None:
     where = (dtype, count)
-    for root in roots(world, count):
+    for root in roots(world, count, dtype):
         moved = tensor(data(rank, count, dtype))
         dist.broadcast(moved, root)
         check(moved, data(root, count, dtype), "broadcast", *where)
@@ -309,6 +311,51 @@ def exchanges_messages() -> None:
     if rank == 0:
         receiving.wait()
         check(got, data(5, 10), "late message")
+
+
+# One-sided transfers
+
+
+def listed(held: torch.Tensor) -> list[int]:
+    """The elements of a tensor, wherever it lies."""
+    return (values(held) if held.is_cuda else held).tolist()
+
+
+def reads_and_writes_one_sided() -> None:
+    """Tensors of the device and of the host, by unisono as a transport of torch."""
+    from torch.distributed._transport import new_transport
+
+    from unisono.transports import UnisonoRemoteBuffer
+
+    rank, _ = start()
+    store, numbers = dist.distributed_c10d._get_default_store(), itertools.count()
+
+    def swap(own: bytes) -> bytes:
+        number = next(numbers)
+        store.set(f"one-sided/{number}/{rank}", own)
+        return store.get(f"one-sided/{number}/{1 - rank}")
+
+    for on_device in ([True, True], [True, False], [False, True]):
+        transport = new_transport("unisono")
+        transport.connect(swap(transport.bind()))
+        mine = torch.arange(1000, dtype=torch.int32, device=cuda.PLACE) + 1000 * rank
+        held = tensor(mine) if on_device[rank] else mine.to("cpu", copy=True)
+        cuda.synchronize()
+        content = functools.partial(listed, held)
+        memory = transport.register_memory(held)
+        remote = UnisonoRemoteBuffer.deserialize(swap(memory.to_remote_buffer().serialize()))
+        if rank == 0:
+            transport.write(memory.to_view(0, 400), remote.part(800, 400))
+        dist.barrier()
+        if rank == 1:
+            expected = mine.clone()
+            expected[200:300] = torch.arange(100)
+            assert content() == expected.tolist()
+            transport.read(memory.to_mutable_view(), remote)
+            assert content() == list(range(1000))
+        dist.barrier()
+        transport.close()
+    dist.destroy_process_group()
 
 
 # The host

@@ -454,6 +454,11 @@ def rank_redistributes() -> None:
     check(scattered.full_tensor(), summed(world, 100), "reduce_scatter")
 
 
+def test_reads_and_writes_one_sided(run: Any) -> None:
+    pytest.importorskip("torch.distributed._transport", reason="this torch has no transports")
+    run(2, "cuda_scenarios:reads_and_writes_one_sided", torch=True)
+
+
 @pytest.mark.skipif(
     not hasattr(dist.ProcessGroup, "new_window"), reason="this torch has no windows: 2.15 has"
 )

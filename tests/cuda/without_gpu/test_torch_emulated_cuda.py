@@ -122,7 +122,7 @@ def test_makes_windows(world: int, emulated: dict[str, str]) -> None:
 
 def test_reads_and_writes_one_sided(emulated: dict[str, str]) -> None:
     pytest.importorskip("torch.distributed._transport", reason="this torch has no transports")
-    run(2, "torch_cuda_ranks:reads_and_writes_one_sided", emulated)
+    run(2, "cuda_scenarios:reads_and_writes_one_sided", emulated)
 
 
 @pytest.mark.parametrize("world", [2, 3])
