@@ -261,6 +261,10 @@ class UnisonoTransport(Transport):  # type: ignore[misc]
             raise ValueError("an empty tensor cannot be registered")
         owner = tensor.untyped_storage()
         region = self._port.register(tensor.data_ptr(), tensor.nbytes, owner)
+        if tensor.is_cuda and not region.is_on_device():
+            # The host would read addresses that it does not know.
+            self._port.unregister(region, 0.0)
+            raise RuntimeError("the CUDA driver does not know this tensor: is its context lost?")
         return UnisonoMemory(self, region, tensor)
 
     def unregister_memory(self, memory: Memory, *, timeout: float | None = None) -> None:

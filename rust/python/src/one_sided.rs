@@ -196,6 +196,11 @@ impl Region {
     fn is_registered(&self) -> bool {
         self.0.is_registered()
     }
+
+    /// Whether the driver has told that it lies on a CUDA device.
+    fn is_on_device(&self) -> bool {
+        self.0.is_on_device()
+    }
 }
 
 /// Registered memory of a peer, or a part of it.

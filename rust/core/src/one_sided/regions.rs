@@ -70,6 +70,11 @@ impl Region {
         self.0.bytes == 0
     }
 
+    /// Whether the driver has told that its bytes lie on a device.
+    pub fn is_on_device(&self) -> bool {
+        self.0.stream.is_some()
+    }
+
     /// Whether it has not been unregistered.
     pub fn is_registered(&self) -> bool {
         self.0.state.lock().is_registered
