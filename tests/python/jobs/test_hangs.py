@@ -19,7 +19,7 @@ from ranks import PATIENCE, run_ranks
 
 pytest.importorskip("torch")
 
-# Seconds until status must have named the culprit, from the start of the job.
+# Seconds until status must have named the culprit, once all ranks are about to hang.
 SOON = 30.0
 
 

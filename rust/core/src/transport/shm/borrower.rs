@@ -389,7 +389,7 @@ impl<L: Ledger> Borrower<L> {
             == 0;
         let are_free = processors::are_free(*cores, workers.threads(), 1 + usize::from(is_awake));
         if !are_free {
-            loan.alone_until = loan.within + TOGETHER as u64;
+            loan.alone_until = loan.within + READ_BY_SEVERAL_FROM as u64;
         }
         are_free.then(|| Arc::clone(workers))
     }
