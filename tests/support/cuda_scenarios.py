@@ -335,24 +335,27 @@ def reads_and_writes_one_sided() -> None:
         store.set(f"one-sided/{number}/{rank}", own)
         return store.get(f"one-sided/{number}/{1 - rank}")
 
-    for on_device in ([True, True], [True, False], [False, True]):
+    cases = [([True, True], 1000), ([True, False], 1000), ([False, True], 1000)]
+    # A long one, which a process copies from the other's memory.
+    for on_device, count in [*cases, ([True, True], 1_000_000)]:
         transport = new_transport("unisono")
         transport.connect(swap(transport.bind()))
-        mine = torch.arange(1000, dtype=torch.int32, device=cuda.PLACE) + 1000 * rank
+        mine = torch.arange(count, dtype=torch.int32, device=cuda.PLACE) + count * rank
         held = tensor(mine) if on_device[rank] else mine.to("cpu", copy=True)
         cuda.synchronize()
         content = functools.partial(listed, held)
         memory = transport.register_memory(held)
         remote = UnisonoRemoteBuffer.deserialize(swap(memory.to_remote_buffer().serialize()))
+        part = 4 * count // 2
         if rank == 0:
-            transport.write(memory.to_view(0, 400), remote.part(800, 400))
+            transport.write(memory.to_view(0, part), remote.part(part // 2, part))
         dist.barrier()
         if rank == 1:
-            expected = mine.clone()
-            expected[200:300] = torch.arange(100)
-            assert content() == expected.tolist()
+            expected = mine.tolist()
+            expected[count // 4 : count // 4 + count // 2] = range(count // 2)
+            assert content() == expected
             transport.read(memory.to_mutable_view(), remote)
-            assert content() == list(range(1000))
+            assert content() == list(range(count))
         dist.barrier()
         transport.close()
     dist.destroy_process_group()

@@ -1,15 +1,18 @@
-//! One-sided transfers where either side's memory, or both, lies on a device.
+//! One-sided transfers where either side's memory, or both, lies on a device. Long ones between two devices of a host are copied
+//! by the target, which maps the memory of who starts them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use unisono::Communicator;
 use unisono::config::Config;
-use unisono::error::Code;
-use unisono::one_sided::{Port, RemoteRegion};
-use unisono::transport::cuda::driver::Stream;
+use unisono::error::{Code, Error};
+use unisono::one_sided::{Port, Region, RemoteRegion, Transfer};
+use unisono::transport::cuda::driver::{DeviceMemory, Stream};
 
-use crate::gpu::{Array, stream_of};
+use crate::calls::reported;
+use crate::gpu::{Array, stream, stream_of};
 use crate::harness::{Ranks, Test};
+use crate::{all_reduce, array_of};
 
 const SOON: Duration = Duration::from_secs(30);
 const BYTES: usize = 300_001;
@@ -113,4 +116,218 @@ fn memory_of_devices_is_written_and_read() {
             }
         });
     }
+}
+
+/// As long as a target maps it, with bytes that are none of it before and after.
+const LONG: usize = (1 << 20) + 5;
+
+/// Memory of a device with one number in it, behind a port that is connected to the other rank's.
+struct Side {
+    port: Port,
+    array: Array,
+    region: Region,
+    remote: RemoteRegion,
+    stream: Stream,
+}
+
+impl Side {
+    fn new(comm: &Communicator, device: u32) -> Self {
+        let port = Port::new(comm.config().clone()).unwrap();
+        port.connect(&swap(comm, &port.bind().unwrap()), SOON)
+            .unwrap();
+        let stream = stream_of(device);
+        let array = Array::of(&stream, &vec![comm.rank() as u8 + 1; INSIDE + 2 * LONG]);
+        let start = std::ptr::with_exposed_provenance_mut(array.address() as usize + INSIDE);
+        // SAFETY: the memory outlives the port, and the ranks take turns.
+        let region = unsafe { port.register(start, 2 * LONG, Box::new(())) }.unwrap();
+        let remote = swap(comm, &port.remote(&region).unwrap().to_bytes());
+        let remote = RemoteRegion::from_bytes(&remote).unwrap();
+        assert!(remote.is_on_device());
+        Self {
+            port,
+            array,
+            region,
+            remote,
+            stream,
+        }
+    }
+
+    /// Begins to write the first half of the own memory to the middle of the other's, or to read that.
+    fn begin(&self, writes: bool) -> Result<Transfer, Error> {
+        let middle = self.remote.part(LONG as u64 / 2, LONG as u64).unwrap();
+        match writes {
+            true => self.port.write(&self.region, 0..LONG, &middle, None),
+            false => self.port.read(&self.region, 0..LONG, &middle, None),
+        }
+    }
+
+    /// The bytes: each with how often it comes in a row.
+    fn runs(&self) -> Vec<(u8, usize)> {
+        let bytes = &self.array.read(&self.stream)[INSIDE..];
+        let runs = bytes.chunk_by(|one, next| one == next);
+        runs.map(|run| (run[0], run.len())).collect()
+    }
+}
+
+/// How often this process has asked the driver to map memory of others.
+fn mapped() -> u64 {
+    reported("cuIpcOpenMemHandle_v2")
+}
+
+#[test]
+fn long_transfers_between_devices_are_one_copy() {
+    // How often rank 0 and rank 1 ask the driver to map memory, for two reads and a write: a target that cannot is not asked again.
+    let cases: [(Ranks, &[_], [u64; 2]); 6] = [
+        // A copy that is not waited for would come late.
+        (Ranks::Processes, &[("DELAY", "copy:2000")], [2, 1]),
+        (
+            Ranks::Processes,
+            &[("DEVICES", "2"), ("REUSE", "yes")],
+            [2, 1],
+        ),
+        (
+            Ranks::Processes,
+            &[("DEVICES", "2"), ("PEER_ACCESS", "no")],
+            [1, 1],
+        ),
+        (Ranks::Processes, &[("IPC", "refuse-import")], [1, 1]),
+        (Ranks::Processes, &[("IPC", "refuse-export")], [0, 0]),
+        (Ranks::Local, &[], [0, 0]),
+    ];
+    for (ranks, driver, maps) in cases {
+        let test = Test {
+            driver,
+            ..Test::new(
+                "one_sided::long_transfers_between_devices_are_one_copy",
+                ranks,
+                2,
+            )
+        };
+        test.run(|comm| {
+            let rank = comm.rank();
+            let device = match driver {
+                [("DEVICES", _), ..] => rank as u32,
+                _ => 0,
+            };
+            let side = Side::new(&comm, device);
+            if rank == 0 {
+                side.begin(true).unwrap().wait(Some(SOON)).unwrap();
+            }
+            comm.barrier().unwrap();
+            if rank == 1 {
+                let rest = 2 * LONG - LONG - LONG / 2;
+                assert_eq!(side.runs(), [(2, LONG / 2), (1, LONG), (2, rest)]);
+                for _ in 0..2 {
+                    side.begin(false).unwrap().wait(Some(SOON)).unwrap();
+                    assert_eq!(side.runs(), [(1, LONG + LONG / 2), (2, rest)]);
+                }
+            }
+            comm.barrier().unwrap();
+            assert_eq!(mapped(), maps[rank]);
+            side.port.close(SOON).unwrap();
+            comm.barrier().unwrap();
+        });
+    }
+}
+
+/// To map memory a driver may wait for the device, which is not idle while a stream waits for a peer: for the one that starts
+/// the transfer, here.
+#[test]
+fn a_target_whose_stream_waits_maps_nothing() {
+    let test = Test {
+        driver: &[("SYNCHRONIZE", "always")],
+        ..Test::new(
+            "one_sided::a_target_whose_stream_waits_maps_nothing",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let numbers = array_of(&stream, 1.0, 100);
+        let sum = || all_reduce(&comm, &numbers, named).unwrap();
+        sum().wait(Some(SOON)).unwrap();
+        comm.barrier().unwrap();
+        let beside = comm.split(Some(0), 0).unwrap().expect("a member");
+        let side = Side::new(&comm, 0);
+        let before = mapped();
+        if comm.rank() == 0 {
+            let waits = sum();
+            beside.barrier().unwrap();
+            waits.wait(Some(SOON)).unwrap();
+        } else {
+            beside.barrier().unwrap();
+            side.begin(false).unwrap().wait(Some(SOON)).unwrap();
+            assert_eq!(side.runs(), [(1, LONG), (2, LONG)]);
+            sum().wait(Some(SOON)).unwrap();
+        }
+        comm.barrier().unwrap();
+        assert_eq!(mapped(), before);
+        // It is asked again.
+        if comm.rank() == 1 {
+            side.begin(false).unwrap().wait(Some(SOON)).unwrap();
+        }
+        comm.barrier().unwrap();
+        assert_eq!(mapped() > before, comm.rank() == 0);
+        side.port.close(SOON).unwrap();
+        comm.barrier().unwrap();
+    });
+}
+
+/// The memory of who gives up a transfer is kept until the target has it mapped no more.
+#[test]
+fn memory_stays_while_a_target_has_it_mapped() {
+    let test = Test {
+        driver: &[("DELAY", "copy:1500000")],
+        ..Test::new(
+            "one_sided::memory_stays_while_a_target_has_it_mapped",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let port = Port::new(comm.config().clone()).unwrap();
+        port.connect(&swap(&comm, &port.bind().unwrap()), SOON)
+            .unwrap();
+        let memory = DeviceMemory::allocate(stream_of(0).device(), LONG).unwrap();
+        let start = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
+        // SAFETY: the owner is the memory.
+        let region = unsafe { port.register(start, LONG, Box::new(memory)) }.unwrap();
+        let remote = swap(&comm, &port.remote(&region).unwrap().to_bytes());
+        let remote = RemoteRegion::from_bytes(&remote).unwrap();
+        if comm.rank() == 1 {
+            let read = port.read(&region, 0..LONG, &remote, None).unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+            let since = Instant::now();
+            port.close(SOON).unwrap();
+            // The copy ends 1.5 s after it began.
+            assert!(since.elapsed() > Duration::from_millis(500));
+            assert_eq!(read.wait(Some(SOON)).unwrap_err().code, Code::Aborted);
+        }
+        comm.barrier().unwrap();
+        port.close(SOON).unwrap();
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_target_dies_amid_a_copy() {
+    let test = Test {
+        driver: &[("DELAY", "copy:1500000")],
+        dies: Some(0),
+        may_leak: true,
+        ..Test::new("one_sided::a_target_dies_amid_a_copy", Ranks::Processes, 2)
+    };
+    test.run(|comm| {
+        let side = Side::new(&comm, 0);
+        comm.barrier().unwrap();
+        if comm.rank() == 0 {
+            std::thread::sleep(Duration::from_millis(300));
+            std::process::abort();
+        }
+        let read = side.begin(false).unwrap();
+        let error = read.wait(Some(SOON)).unwrap_err();
+        assert_eq!(error.code, Code::PeerLost, "{error}");
+        side.port.close(SOON).unwrap();
+    });
 }

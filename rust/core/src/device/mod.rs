@@ -48,6 +48,7 @@ use crate::transport::cuda::driver::only_on_device;
 use crate::types::{DataType, Rank};
 
 pub(crate) use self::state::DeviceGroup;
+pub(crate) use self::stillness::still;
 
 /// An operation, and the group that it is under way in.
 pub(crate) type Started = (Arc<DeviceGroup>, Arc<WorkState>);

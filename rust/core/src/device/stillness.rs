@@ -15,7 +15,7 @@ pub(super) fn enter() -> RwLockReadGuard<'static, ()> {
 }
 
 /// Until the guard goes, nothing that waits for a peer is in a stream. `None`, at once, where that cannot be said.
-pub(super) fn still() -> Option<RwLockWriteGuard<'static, ()>> {
+pub(crate) fn still() -> Option<RwLockWriteGuard<'static, ()>> {
     let groups = attendant::groups();
     // Operations that have ended are taken off first.
     groups.iter().for_each(|group| group.settle());

@@ -18,9 +18,10 @@ mod request;
 mod serve;
 mod transfer;
 
+use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use self::regions::Regions;
@@ -35,12 +36,15 @@ use crate::config::Config;
 use crate::engine::Completion;
 use crate::error::{Code, Error, Result};
 use crate::fork::Own;
+use crate::heap::IsOver;
 use crate::locks::Mutex;
 use crate::rarely::Rarely;
 use crate::rendezvous::pairing::{Host, Invitation, Pair};
 use crate::threads;
 use crate::transport::cuda::driver::Stream;
+use crate::transport::ends::{End, await_unmapping, keep_while_viewed};
 use crate::transport::keys::random_bytes;
+use crate::types::Rank;
 
 /// How long a peer that has begun to connect may take.
 const GUESTS_PATIENCE: Duration = Duration::from_secs(20);
@@ -72,11 +76,22 @@ struct State {
     refusals: Rarely,
 }
 
+/// The shortest transfer in which a target is asked to map memory of a device. Drivers take some tenths of a millisecond to map,
+/// as long as shorter ones take through memory of the host; not measured here.
+const MAPPED_FROM: usize = 1 << 20;
+
+/// How long a first transfer waits for the link over which a peer can be asked to map memory.
+const OPENING: Duration = Duration::from_millis(100);
+
 /// The target of this port's transfers.
 struct Peer {
     comm: Communicator,
     port: PortId,
     started: AtomicU64,
+    /// The own end of a page shared with it, and whether it is gone; of one on this host, once it was needed.
+    end: OnceLock<(End, IsOver)>,
+    /// It has not answered that it cannot map memory of devices.
+    is_asked: AtomicBool,
 }
 
 impl Peer {
@@ -84,6 +99,48 @@ impl Peer {
     fn count(&self) -> u64 {
         self.started.fetch_add(1, Ordering::Relaxed) + 1
     }
+
+    /// Whether it is asked to map this process's memory of a device for a transfer of `length` bytes.
+    fn maps(&self, length: usize) -> bool {
+        length >= MAPPED_FROM && self.is_asked.load(Ordering::Relaxed) && self.meet()
+    }
+
+    fn map_no_more(&self) {
+        self.is_asked.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether there is a page shared with it. The first call opens the link that has one.
+    fn meet(&self) -> bool {
+        let group = self.comm.group();
+        let hosts = group.host_of();
+        if hosts[TARGET] != hosts[INITIATOR] || group.open_message_link(TARGET).is_err() {
+            return false;
+        }
+        let until = Instant::now() + OPENING;
+        while self.end.get().is_none() && Instant::now() < until {
+            match end_beside(&self.comm, TARGET) {
+                Some(end) => drop(self.end.set(end)),
+                None => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+        self.end.get().is_some()
+    }
+
+    /// Takes memory back that it may be about to map, and that this process has not heard of the end of: it maps no more. What it
+    /// has mapped is kept until it has not.
+    fn take_back(&self, memory: impl Any + Send + Sync) {
+        if let Some((end, is_gone)) = self.end.get() {
+            end.close();
+            await_unmapping([(end, is_gone)].into_iter());
+            keep_while_viewed(vec![(end.clone(), Arc::clone(is_gone))], Box::new(memory));
+        }
+    }
+}
+
+/// The own end of the page shared with a peer of this host, once the link between both is open, and whether that one is gone.
+fn end_beside(comm: &Communicator, peer: Rank) -> Option<(End, IsOver)> {
+    let (page, is_gone) = comm.group().page_and_end(peer)?;
+    Some((End::new(page, comm.rank() < peer), is_gone))
 }
 
 impl Port {
@@ -154,6 +211,8 @@ impl Port {
             comm,
             port,
             started: AtomicU64::new(0),
+            end: OnceLock::new(),
+            is_asked: AtomicBool::new(true),
         };
         let mut state = shared.open()?;
         if state.peer.is_some() {
@@ -175,8 +234,9 @@ impl Port {
 
     /// Registers `bytes` bytes from `start` on, for transfers of this process and, once it has their
     /// [`remote`](Self::remote) region, of a peer. `owner` is kept as long as they may be used. The same bytes again are
-    /// the same region. They may lie on a device: then each transfer copies them to memory of the host, or from there, in no
-    /// order with any stream of the program.
+    /// the same region. They may lie on a device: then transfers copy them in no order with any stream of the program, to memory
+    /// of the host or from there; or, of a megabyte and more between devices of one host, straight, where the driver exports the
+    /// memory of who starts the transfer (CUDA IPC).
     ///
     /// # Errors
     /// `InvalidArgument` for no bytes, `Aborted` when closed, `System` when the driver fails.
@@ -218,6 +278,7 @@ impl Port {
         Ok(RemoteRegion {
             port: self.0.id,
             region: region.id(),
+            is_on_device: region.is_on_device(),
             offset: 0,
             length: region.len() as u64,
         })

@@ -4,7 +4,7 @@
 //! means that no further use begins, and what owns its memory is dropped when the last use has ended.
 //!
 //! The engine moves memory of the host. Bytes on a device are copied beside, before they are sent or after they have come, by
-//! each side for itself: neither knows where the other's memory lies.
+//! each side for itself, where the target does not map those of the initiator ([`Use::copy`]).
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -17,8 +17,12 @@ use crate::error::{Code, Error, Result};
 use crate::heap::Buffer;
 use crate::locks::{Condvar, Mutex};
 use crate::transport::cuda::driver::Stream;
-use crate::transport::cuda::span::device_of;
+use crate::transport::cuda::span::{Exposed, Mapped, Span};
+use crate::transport::ends::let_go;
 use crate::transport::keys::random_bytes;
+
+/// The pause between two looks whether peers still have memory mapped.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The value that keeps a region's memory allocated.
 pub type Owner = Box<dyn Any + Send + Sync>;
@@ -33,11 +37,18 @@ struct Registered {
     port: [u8; 16],
     start: usize,
     bytes: usize,
-    /// In which memory of a device is copied.
-    stream: Option<Arc<Stream>>,
+    device: Option<OnDevice>,
     state: Mutex<State>,
     /// A use has ended.
     unused: Condvar,
+}
+
+/// Of memory of a device.
+struct OnDevice {
+    /// In which it is copied.
+    stream: Arc<Stream>,
+    /// As processes of this host map it; not for one transfer alone.
+    exposed: Option<Arc<Exposed>>,
 }
 
 struct State {
@@ -72,7 +83,7 @@ impl Region {
 
     /// Whether the driver has told that its bytes lie on a device.
     pub fn is_on_device(&self) -> bool {
-        self.0.stream.is_some()
+        self.0.device.is_some()
     }
 
     /// Whether it has not been unregistered.
@@ -122,6 +133,59 @@ impl std::fmt::Debug for Region {
 }
 
 impl Use {
+    /// The address of byte `offset`.
+    ///
+    /// # Panics
+    /// If the `length` bytes from there on do not lie in the region.
+    fn place(&self, offset: usize, length: usize) -> usize {
+        let region = &*self.0.0;
+        let end = offset.checked_add(length);
+        assert!(
+            end.is_some_and(|end| end <= region.bytes),
+            "{length} bytes at {offset} of a region of {}",
+            region.bytes
+        );
+        region.start + offset
+    }
+
+    /// The region as processes of this host map it, if it lies on a device whose driver exports it.
+    pub(super) fn span(&self) -> Option<&Span> {
+        let exposed = self.0.0.device.as_ref()?.exposed.as_ref()?;
+        Some(exposed.span()).filter(|span| span.reason().is_none())
+    }
+
+    /// Has a peer's memory on a device mapped for that on which the region lies; `None` where it lies on none.
+    ///
+    /// # Errors
+    /// As [`Mapped::open`].
+    pub(super) fn map(&self, span: &Span) -> Result<Option<Mapped>> {
+        let device = self.0.0.device.as_ref();
+        device
+            .map(|of| Mapped::open(of.stream.device(), span))
+            .transpose()
+    }
+
+    /// Copies `length` bytes at `offset`, which lie on a device: to the address `peer`, or from there where the region `is_written`.
+    ///
+    /// # Errors
+    /// `System` when the driver fails.
+    ///
+    /// # Safety
+    /// At `peer` lie so many bytes that the device reads and writes, and no other code uses those that are written.
+    pub(super) unsafe fn copy(
+        &self,
+        (offset, length): (usize, usize),
+        peer: u64,
+        is_written: bool,
+    ) -> Result<()> {
+        let own = std::ptr::with_exposed_provenance_mut(self.place(offset, length));
+        let peer = std::ptr::with_exposed_provenance_mut(peer as usize);
+        let OnDevice { stream, .. } = self.0.0.device.as_ref().expect("it was mapped for it");
+        let (to, from) = if is_written { (own, peer) } else { (peer, own) };
+        // SAFETY: the caller's promise of the peer's; the region is in use, and who registered it promised the same of its bytes.
+        unsafe { stream.transfer(to, from, length) }
+    }
+
     /// Has `length` bytes from `offset` on ready for the engine, which is to read them if the transfer sends them.
     ///
     /// # Errors
@@ -130,15 +194,8 @@ impl Use {
     /// # Panics
     /// If they do not lie in the region.
     pub(super) fn moving(&self, offset: usize, length: usize, is_sent: bool) -> Result<Moving> {
-        let region = &*self.0.0;
-        let end = offset.checked_add(length);
-        assert!(
-            end.is_some_and(|end| end <= region.bytes),
-            "{length} bytes at {offset} of a region of {}",
-            region.bytes
-        );
-        let place = region.start + offset;
-        let Some(stream) = &region.stream else {
+        let place = self.place(offset, length);
+        let Some(OnDevice { stream, .. }) = &self.0.0.device else {
             return Ok(Moving {
                 place,
                 length,
@@ -166,7 +223,7 @@ impl Use {
     /// # Errors
     /// `System` when the driver fails.
     pub(super) fn put_back(&self, moving: &Moving) -> Result<()> {
-        let Some(stream) = &self.0.0.stream else {
+        let Some(OnDevice { stream, .. }) = &self.0.0.device else {
             return Ok(());
         };
         let place = std::ptr::with_exposed_provenance_mut(moving.place);
@@ -225,8 +282,21 @@ impl Regions {
             ));
         }
         let id = random_bytes()?;
-        let stream = device_of(start, bytes)?.map(Stream::create).transpose()?;
-        let stream = stream.map(Arc::new);
+        let device = match Exposed::find(start, bytes)? {
+            Some(exposed) => {
+                if let Some(reason) = exposed.span().reason() {
+                    tracing::info!(
+                        reason,
+                        "memory of a device is registered that moves through that of the host"
+                    );
+                }
+                Some(OnDevice {
+                    stream: Arc::new(Stream::create(exposed.span().device()?)?),
+                    exposed: Some(exposed),
+                })
+            }
+            None => None,
+        };
         let mut table = self.table.lock();
         let same = table.values().find(|region| {
             (region.0.start, region.0.bytes) == (start, bytes) && region.is_registered()
@@ -234,7 +304,7 @@ impl Regions {
         if let Some(region) = same {
             return Ok(region.clone());
         }
-        let region = self.region(id, (start, bytes), stream, owner);
+        let region = self.region(id, (start, bytes), device, owner);
         table.insert(id, region.clone());
         Ok(region)
     }
@@ -246,14 +316,18 @@ impl Regions {
         stream: Option<Arc<Stream>>,
         owner: Owner,
     ) -> Region {
-        self.region([0; 16], memory, stream, owner)
+        let device = stream.map(|stream| OnDevice {
+            stream,
+            exposed: None,
+        });
+        self.region([0; 16], memory, device, owner)
     }
 
     fn region(
         &self,
         id: [u8; 16],
         (start, bytes): (usize, usize),
-        stream: Option<Arc<Stream>>,
+        device: Option<OnDevice>,
         owner: Owner,
     ) -> Region {
         Region(Arc::new(Registered {
@@ -261,7 +335,7 @@ impl Regions {
             port: self.port,
             start,
             bytes,
-            stream,
+            device,
             state: Mutex::new(State {
                 is_registered: true,
                 uses: 0,
@@ -276,22 +350,18 @@ impl Regions {
     /// # Errors
     /// `Timeout` when one still does after `timeout`; the registration has ended all the same.
     pub(super) fn unregister(&self, region: &Region, timeout: Duration) -> Result<()> {
-        let until = Instant::now().checked_add(timeout);
-        {
+        let begun = Instant::now();
+        region.0.state.lock().is_registered = false;
+        loop {
+            // A peer may have memory of a transfer that has failed mapped no more.
+            let_go();
             let mut state = region.0.state.lock();
-            state.is_registered = false;
-            while state.uses > 0 {
-                let is_late = match until {
-                    Some(until) => region.0.unused.wait_until(&mut state, until).timed_out(),
-                    None => {
-                        region.0.unused.wait(&mut state);
-                        false
-                    }
-                };
-                if is_late && state.uses > 0 {
-                    return Err(in_use(state.uses, region.0.bytes, timeout));
-                }
-            }
+            let left = timeout.saturating_sub(begun.elapsed());
+            match state.uses {
+                0 => break,
+                uses if left.is_zero() => return Err(in_use(uses, region.0.bytes, timeout)),
+                _ => region.0.unused.wait_for(&mut state, left.min(LOOK)),
+            };
         }
         // Not before: what is in use is waited for again by the next call, and by that of `clear`.
         self.table.lock().remove(&region.id());

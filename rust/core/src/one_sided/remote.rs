@@ -8,8 +8,8 @@ pub(super) type PortId = [u8; 16];
 
 const MAGIC: &[u8; 8] = b"unisomem";
 
-/// The layout below.
-const VERSION: u64 = 1;
+/// The layout below, of memory of the host and of a device.
+const KINDS: [u64; 2] = [1, 2];
 
 /// Registered memory of a peer, or a part of it. Who has it may read and write that memory through a
 /// [`Port`](super::Port) that is connected to the peer's.
@@ -17,12 +17,13 @@ const VERSION: u64 = 1;
 /// It travels as [`BYTES`](Self::BYTES) bytes:
 ///
 /// ```text
-/// magic "unisomem" (8)  version 1 (8)  port (16)  region (16)  offset (8)  length (8), little-endian
+/// magic "unisomem" (8)  1, or 2 for memory of a device (8)  port (16)  region (16)  offset (8)  length (8), little-endian
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RemoteRegion {
     pub(super) port: PortId,
     pub(super) region: RegionId,
+    pub(super) is_on_device: bool,
     pub(super) offset: u64,
     pub(super) length: u64,
 }
@@ -35,7 +36,7 @@ impl RemoteRegion {
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..16].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[8..16].copy_from_slice(&KINDS[usize::from(self.is_on_device)].to_le_bytes());
         bytes[16..32].copy_from_slice(&self.port);
         bytes[32..48].copy_from_slice(&self.region);
         bytes[48..56].copy_from_slice(&self.offset.to_le_bytes());
@@ -61,7 +62,7 @@ impl RemoteRegion {
         };
         let id = |at: usize| bytes[at..at + 16].try_into().expect("sixteen bytes");
         if bytes[..8] != *MAGIC
-            || number(8) != VERSION
+            || !KINDS.contains(&number(8))
             || number(48).checked_add(number(56)).is_none()
         {
             return Err(Error::invalid(
@@ -71,6 +72,7 @@ impl RemoteRegion {
         Ok(Self {
             port: id(16),
             region: id(32),
+            is_on_device: number(8) == KINDS[1],
             offset: number(48),
             length: number(56),
         })
@@ -84,6 +86,11 @@ impl RemoteRegion {
     /// Whether it has none: an empty part.
     pub fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// Whether it lies on a device of its process.
+    pub fn is_on_device(&self) -> bool {
+        self.is_on_device
     }
 
     /// `length` bytes of it, from `offset` on.
@@ -121,6 +128,7 @@ mod tests {
         let whole = RemoteRegion {
             port: [1; 16],
             region: [2; 16],
+            is_on_device: true,
             offset: 0,
             length: 100,
         };

@@ -4,10 +4,13 @@
 //! which is which, so requests need not wait for each other:
 //!
 //! ```text
-//! tag 0         request: kind, 1 or 2 (8)  number (8)  region (16)  offset (8)  length (8), little-endian
-//! tag 2 number  the data: to the target for a write, from it for a read
+//! tag 0         request: kind, 1 to 4 (8)  number (8)  region (16)  offset (8)  length (8), little-endian
+//! tag 2 number  the data: to the target for a write (kind 1), from it for a read (kind 2)
+//!               or where the initiator's bytes lie on a device, for a target that maps them to write (3) or read (4)
 //! tag 2 number + 1  answer (8), after the data; without any where a read is refused
 //! ```
+//!
+//! A target that does not map the initiator's bytes says so, and the initiator asks for the same with the data.
 
 use crate::error::{Code, Error, Result};
 use crate::types::Rank;
@@ -44,6 +47,8 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) kind: Kind,
+    /// The target copies the bytes on its device, where it maps those of the initiator. Else they travel.
+    pub(super) is_mapped: bool,
     /// Counted by the initiator, from 1.
     pub(super) number: u64,
     pub(super) region: RegionId,
@@ -54,7 +59,8 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn to_bytes(self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
-        bytes[..8].copy_from_slice(&(self.kind as u64).to_le_bytes());
+        let kind = self.kind as u64 + 2 * u64::from(self.is_mapped);
+        bytes[..8].copy_from_slice(&kind.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.region);
         bytes[32..40].copy_from_slice(&self.offset.to_le_bytes());
@@ -72,12 +78,13 @@ impl Request {
             u64::from_le_bytes(bytes)
         };
         let kind = match number(0) {
-            1 => Kind::Write,
-            2 => Kind::Read,
+            1 | 3 => Kind::Write,
+            2 | 4 => Kind::Read,
             _ => return Err(unknown()),
         };
         let request = Self {
             kind,
+            is_mapped: number(0) > 2,
             number: number(8),
             region: bytes[16..32].try_into().expect("sixteen bytes"),
             offset: number(32),
@@ -125,11 +132,24 @@ pub(super) enum Answer {
     NoRegion = 1,
     /// The range does not lie in the region.
     OutOfRange = 2,
+    /// The target cannot map the initiator's bytes, which are to travel.
+    NotMapped = 3,
+    /// It cannot at this time.
+    NotMappedNow = 4,
 }
 
 impl Answer {
     pub(super) fn to_bytes(self) -> [u8; ANSWER] {
         (self as u64).to_le_bytes()
+    }
+
+    /// Whether the target did not map the bytes, and whether it may do so later.
+    pub(super) fn is_unmapped(bytes: [u8; ANSWER]) -> Option<bool> {
+        match u64::from_le_bytes(bytes) {
+            3 => Some(false),
+            4 => Some(true),
+            _ => None,
+        }
     }
 
     /// The answer as the result of the request.
@@ -161,6 +181,7 @@ mod tests {
     fn example() -> Request {
         Request {
             kind: Kind::Read,
+            is_mapped: false,
             number: 7,
             region: [5; 16],
             offset: 4096,
@@ -174,10 +195,15 @@ mod tests {
         let request = Request::from_bytes(&bytes).unwrap();
         assert_eq!((request.data_tag(), request.answer_tag()), (14, 15));
         assert_eq!(request.to_bytes(), bytes);
+        let mapped = Request {
+            is_mapped: true,
+            ..example()
+        };
+        assert_eq!(Request::from_bytes(&mapped.to_bytes()).unwrap(), mapped);
         // Kind, number and length that none has.
         for (at, value) in [
             (0, 0_u64),
-            (0, 3),
+            (0, 5),
             (8, 0),
             (8, u64::MAX),
             (40, 0),

@@ -3,13 +3,17 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::end_beside;
 use super::regions::{Regions, Use};
 use super::request::{Answer, INITIATOR, Kind, LENGTH, PIECE, REQUESTS, Request};
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
+use crate::device::still;
 use crate::engine::{PointToPoint, Received};
 use crate::error::{Code, Error, Result};
 use crate::locks::Mutex;
+use crate::transport::cuda::span::Span;
+use crate::transport::ends::End;
 use crate::types::DataType;
 
 /// As long as the initiator takes; its end is noticed at any time.
@@ -167,6 +171,13 @@ fn closed() -> Error {
 fn carry_out(comm: &Communicator, request: &Request, regions: &Regions) -> Result<()> {
     let region = regions.begin_use(&request.region, request.offset, request.length);
     let answer = match (request.kind, region) {
+        (_, region) if request.is_mapped => {
+            let location = Location::receive(comm, request)?;
+            match region {
+                Ok(region) => copy(comm, request, &region, &location)?,
+                Err(refusal) => refusal,
+            }
+        }
         (Kind::Write, Ok(region)) => take(comm, request, &region)?,
         (Kind::Write, Err(refusal)) => refuse(comm, request, refusal, regions)?,
         (Kind::Read, Ok(region)) => give(comm, request, &region)?,
@@ -190,6 +201,108 @@ fn take(comm: &Communicator, request: &Request, region: &Use) -> Result<Answer> 
         region.put_back(&moving)?;
     }
     Ok(Answer::Done)
+}
+
+/// Where an initiator's bytes lie on a device.
+pub(super) struct Location {
+    pub(super) span: Span,
+    /// In the span.
+    pub(super) offset: u64,
+}
+
+impl Location {
+    /// More bytes than describe one.
+    const MOST: usize = 1024;
+
+    /// As it travels: the offset, and the span.
+    pub(super) fn write(span: &Span, offset: usize) -> Vec<u8> {
+        [&(offset as u64).to_le_bytes(), &*span.encode()].concat()
+    }
+
+    fn receive(comm: &Communicator, request: &Request) -> Result<Self> {
+        let mut bytes = [0; Self::MOST];
+        let from = (Some(INITIATOR), request.data_tag());
+        // SAFETY: the bytes are borrowed until the call returns.
+        let received = unsafe {
+            let memory = Memory::of_mut(&mut bytes);
+            comm.receive_now(DataType::UInt8, memory, from, REFUSED_PATIENCE)?
+        };
+        Self::read(&bytes[..received.bytes], request.length).ok_or_else(|| {
+            let what = "a peer tells of its memory what no peer of this version tells";
+            Error::new(Code::Untrusted, what)
+        })
+    }
+
+    /// Of `length` bytes, as [`write`](Self::write) wrote it; `None` for other bytes.
+    pub(super) fn read(bytes: &[u8], length: u64) -> Option<Self> {
+        let (offset, span) = bytes.split_first_chunk()?;
+        let (offset, span) = (u64::from_le_bytes(*offset), Span::decode(span)?);
+        let end = offset.checked_add(length)?;
+        (end <= span.bytes()).then_some(Self { span, offset })
+    }
+}
+
+/// Copies between the region and the initiator's memory, where both lie on devices. A driver may wait for its device when it maps
+/// memory, which ends only where no stream of this process waits for a peer: so that is done piece by piece, at times when none
+/// does.
+fn copy(
+    comm: &Communicator,
+    request: &Request,
+    region: &Use,
+    location: &Location,
+) -> Result<Answer> {
+    let Some((end, _)) = end_beside(comm, INITIATOR) else {
+        return Ok(Answer::NotMapped);
+    };
+    for piece in request.pieces() {
+        let Some(_still) = still_soon() else {
+            return Ok(Answer::NotMappedNow);
+        };
+        let Some(_view) = Mapping::begin(&end) else {
+            return Err(Error::new(Code::Aborted, "the initiator has given up"));
+        };
+        let mapped = match region.map(&location.span) {
+            Ok(Some(mapped)) => mapped,
+            Ok(None) => return Ok(Answer::NotMapped),
+            Err(error) => {
+                tracing::warn!(%error, "a peer's memory of a device is not mapped, and moves through that of the host");
+                return Ok(Answer::NotMapped);
+            }
+        };
+        let (offset, length) = piece;
+        let own = (request.offset as usize + offset, length);
+        let peer = mapped.address() + location.offset + offset as u64;
+        // SAFETY: the bytes lie in the initiator's span (`Location::receive`), which it keeps while this has a view of it; it
+        // promised that no code touches them while the transfer moves them.
+        unsafe { region.copy(own, peer, request.kind == Kind::Write)? };
+    }
+    Ok(Answer::Done)
+}
+
+/// As [`still`], also where calls of other threads leave no moment at once.
+fn still_soon() -> Option<impl Drop> {
+    (0..20).find_map(|tries| {
+        if tries > 0 {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        still()
+    })
+}
+
+/// A view of the initiator's memory.
+struct Mapping<'a>(&'a End);
+
+impl<'a> Mapping<'a> {
+    /// None where the initiator has taken its memory back.
+    fn begin(end: &'a End) -> Option<Self> {
+        end.begin_view().then_some(Self(end))
+    }
+}
+
+impl Drop for Mapping<'_> {
+    fn drop(&mut self) {
+        self.0.end_view();
+    }
 }
 
 /// Takes a refused write off the link and forgets it: its sender cannot take it back. One at a time at a port, so that

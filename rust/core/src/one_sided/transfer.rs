@@ -1,4 +1,7 @@
 //! The initiator's side: a transfer is a few messages, which are all started at once.
+//!
+//! Where both memories lie on devices of one host, the target is asked to copy between them, and told where the initiator's lies.
+//! Where it cannot, the bytes travel after all.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -9,6 +12,7 @@ use super::Peer;
 use super::regions::{Moving, Region, Use};
 use super::remote::RemoteRegion;
 use super::request::{ANSWER, Answer, Kind, LENGTH, REQUESTS, Request, TARGET};
+use super::serve::Location;
 use crate::buffer::Memory;
 use crate::communicator::Work;
 use crate::engine::{Completion, PointToPoint};
@@ -27,12 +31,11 @@ struct Shared {
     request: Request,
     peer: Arc<Peer>,
     /// Until the transfer has ended.
-    local: Mutex<Option<(Use, Moving)>>,
-    /// The request as it travels.
-    header: [u8; LENGTH],
-    /// Written by the engine, until the work that receives it has ended.
-    answer: UnsafeCell<[u8; ANSWER]>,
-    works: OnceLock<Works>,
+    local: Mutex<Option<Local>>,
+    /// Where the target is asked to map the bytes.
+    mapped: Option<Attempt>,
+    /// In which they travel.
+    sent: Attempt,
     result: OnceLock<Result<()>>,
     /// Locked while the transfer is being ended.
     ending: Mutex<()>,
@@ -40,7 +43,26 @@ struct Shared {
     completions: Mutex<Option<Vec<Completion>>>,
 }
 
-/// The messages of one transfer.
+/// The bytes of this process, in use.
+struct Local {
+    used: Use,
+    offset: usize,
+    /// While they travel.
+    moving: Option<Moving>,
+}
+
+/// One way of a transfer.
+struct Attempt {
+    /// The request as it travels.
+    header: [u8; LENGTH],
+    /// Where the initiator's bytes lie, for a target that maps them.
+    location: Vec<u8>,
+    /// Written by the engine, until the work that receives it has ended.
+    answer: UnsafeCell<[u8; ANSWER]>,
+    works: OnceLock<Works>,
+}
+
+/// The messages of one attempt.
 struct Works {
     /// The request, and the pieces of the data.
     messages: Vec<Work>,
@@ -49,7 +71,28 @@ struct Works {
 
 // SAFETY: `answer` is written by the engine alone, and read only after the work that receives it has ended, which orders
 // the two; all else is `Sync` by itself.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for Attempt {}
+
+impl Attempt {
+    fn new(request: Request, location: Vec<u8>) -> Self {
+        Self {
+            header: request.to_bytes(),
+            location,
+            answer: UnsafeCell::new([0; ANSWER]),
+            works: OnceLock::new(),
+        }
+    }
+
+    /// The bytes of the answer, once the message with it has ended.
+    ///
+    /// # Errors
+    /// That message's.
+    fn answer(&self, works: &Works) -> Result<[u8; ANSWER]> {
+        works.answer.result().expect("it has ended")?;
+        // SAFETY: the work that writes it has ended.
+        Ok(unsafe { *self.answer.get() })
+    }
+}
 
 impl Transfer {
     /// Starts a transfer between `range` of `local` and as many bytes of `remote`. `completion` is called when it ends.
@@ -84,19 +127,30 @@ impl Transfer {
         };
         let request = Request {
             kind,
+            is_mapped: false,
             number: peer.count(),
             region: remote.region,
             offset: remote.offset,
             length: length as u64,
         };
-        let moving = used.moving(range.start, length, kind == Kind::Write)?;
+        let span = used.span().filter(|_| remote.is_on_device);
+        let location = span
+            .filter(|_| peer.maps(length))
+            .map(|span| Location::write(span, range.start));
+        let asks_to_map = Request {
+            is_mapped: true,
+            ..request
+        };
         let transfer = Self(Arc::new(Shared {
-            header: request.to_bytes(),
+            mapped: location.map(|location| Attempt::new(asks_to_map, location)),
+            sent: Attempt::new(request, Vec::new()),
             request,
             peer: Arc::clone(peer),
-            local: Mutex::new(Some((used, moving))),
-            answer: UnsafeCell::new([0; ANSWER]),
-            works: OnceLock::new(),
+            local: Mutex::new(Some(Local {
+                used,
+                offset: range.start,
+                moving: None,
+            })),
             result: OnceLock::new(),
             ending: Mutex::new(()),
             completions: Mutex::new(Some(completion.into_iter().collect())),
@@ -107,16 +161,16 @@ impl Transfer {
                 drop(transfer.0.local.lock().take());
                 transfer.tell();
             }
-            _ => transfer.post()?,
+            _ => transfer.post(transfer.0.mapped.as_ref().unwrap_or(&transfer.0.sent))?,
         }
         Ok(transfer)
     }
 
     /// Starts the messages: the request, the data, and the answer.
-    fn post(&self) -> Result<()> {
+    fn post(&self, attempt: &Attempt) -> Result<()> {
         let shared = &*self.0;
         let mut messages = Vec::new();
-        let posted = self.post_each(&mut messages);
+        let posted = self.post_each(attempt, &mut messages);
         let answer = match posted {
             Ok(answer) => answer,
             Err(error) => {
@@ -125,30 +179,50 @@ impl Transfer {
                     shared.peer.comm.abort(&error.message);
                 }
                 messages.iter().for_each(|work| drop(work.wait(None)));
+                if !attempt.location.is_empty() {
+                    shared.peer.take_back(shared.local.lock().take());
+                }
                 return Err(self.describe(error));
             }
         };
-        if shared.works.set(Works { messages, answer }).is_err() {
-            unreachable!("a transfer is started once");
+        if attempt.works.set(Works { messages, answer }).is_err() {
+            unreachable!("an attempt is started once");
         }
         Ok(())
     }
 
-    fn post_each(&self, messages: &mut Vec<Work>) -> Result<Work> {
+    fn post_each(&self, attempt: &Attempt, messages: &mut Vec<Work>) -> Result<Work> {
         let shared = &*self.0;
         let (request, comm) = (&shared.request, &shared.peer.comm);
-        let local = shared.local.lock();
-        let (_, moving) = local.as_ref().expect("in use since the transfer was made");
+        let is_mapped = !attempt.location.is_empty();
+        let mut local = shared.local.lock();
+        let local = local.as_mut().expect("in use since the transfer was made");
+        if !is_mapped {
+            let is_sent = request.kind == Kind::Write;
+            let length = request.length as usize;
+            local.moving = Some(local.used.moving(local.offset, length, is_sent)?);
+        }
         let bytes = DataType::UInt8;
-        // SAFETY: of each message here: the header and the place of the answer live as long as `shared`, which the completion
-        // of the answer keeps, and so does the use of the region. The transfer ends when all its messages have.
+        // SAFETY: of each message here: the header, the location and the place of the answer live as long as `shared`, which
+        // the completion of the answer keeps, and so does the use of the region. The transfer ends when all its messages have.
         let header = unsafe {
-            let header = Memory::of(&shared.header);
+            let header = Memory::of(&attempt.header);
             comm.send(bytes, header, TARGET, REQUESTS, PointToPoint::default())?
         };
         messages.push(header);
         let tag = request.data_tag();
-        for (offset, length) in request.pieces() {
+        if is_mapped {
+            // SAFETY: as above.
+            messages.push(unsafe {
+                let location = Memory::of(&attempt.location);
+                comm.send(bytes, location, TARGET, tag, PointToPoint::default())?
+            });
+        }
+        let moving = local.moving.as_ref();
+        for (moving, (offset, length)) in moving.into_iter().flat_map(|moving| {
+            let pieces = request.pieces();
+            pieces.map(move |piece| (moving, piece))
+        }) {
             let memory = moving.memory(offset, length);
             let options = PointToPoint::default();
             // SAFETY: as above.
@@ -163,22 +237,30 @@ impl Transfer {
         let options = PointToPoint {
             completion: Some(Box::new(move |_| {
                 // `post` is about to set them: the answer is the last message that it starts.
-                same.0.works.wait();
+                same.attempt(is_mapped).works.wait();
                 same.settle();
-                same.tell();
+                if same.is_done() {
+                    same.tell();
+                }
             })),
             ..PointToPoint::default()
         };
         let tag = request.answer_tag();
         // SAFETY: as above; nothing else touches the place of the answer before this has ended.
         unsafe {
-            let answer = Memory::from_raw_parts(shared.answer.get().cast(), ANSWER);
+            let answer = Memory::from_raw_parts(attempt.answer.get().cast(), ANSWER);
             comm.receive(bytes, answer, Some(TARGET), tag, options)
         }
     }
 
-    fn works(&self) -> &Works {
-        self.0.works.get().expect("it has messages")
+    fn attempt(&self, is_mapped: bool) -> &Attempt {
+        let mapped = self.0.mapped.as_ref().filter(|_| is_mapped);
+        mapped.unwrap_or(&self.0.sent)
+    }
+
+    /// The attempt that is under way.
+    fn current(&self) -> &Attempt {
+        self.attempt(self.0.sent.works.get().is_none())
     }
 
     /// Whether it has ended, well or not.
@@ -193,7 +275,7 @@ impl Transfer {
 
     /// Since when it is under way, if it is, and whether it writes.
     pub(crate) fn under_way(&self) -> Option<(Instant, bool)> {
-        let works = self.0.works.get().filter(|_| !self.is_done())?;
+        let works = self.current().works.get().filter(|_| !self.is_done())?;
         let writes = self.0.request.kind == Kind::Write;
         Some((works.answer.started(), writes))
     }
@@ -212,22 +294,28 @@ impl Transfer {
             return result;
         }
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let works = self.works();
-        for work in [&works.answer].into_iter().chain(&works.messages) {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let waited = work.wait(left);
-            if !work.is_done() {
-                return waited.map_err(|error| self.describe(error));
+        loop {
+            let attempt = self.current();
+            let works = attempt.works.get().expect("it has messages");
+            for work in [&works.answer].into_iter().chain(&works.messages) {
+                let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                let waited = work.wait(left);
+                if !work.is_done() {
+                    return waited.map_err(|error| self.describe(error));
+                }
+                // Of a read that is refused, the data will not come.
+                self.cancel_if_refused(attempt, works);
             }
-            // Of a read that is refused, the data will not come.
-            self.cancel_if_refused(works);
+            self.settle();
+            // Else the bytes travel after all.
+            if let Some(result) = self.result() {
+                return result;
+            }
         }
-        self.settle();
-        self.result().expect("it has been settled")
     }
 
-    fn cancel_if_refused(&self, works: &Works) {
-        if self.0.request.kind == Kind::Read && self.answer(works).is_err() {
+    fn cancel_if_refused(&self, attempt: &Attempt, works: &Works) {
+        if self.0.request.kind == Kind::Read && self.answer(attempt, works).is_err() {
             let comm = &self.0.peer.comm;
             let data = works.messages.iter().filter(|work| !work.is_done());
             for work in data {
@@ -238,10 +326,8 @@ impl Transfer {
     }
 
     /// The answer of the target, once the message with it has ended.
-    fn answer(&self, works: &Works) -> Result<()> {
-        works.answer.result().expect("it has ended")?;
-        // SAFETY: the work that writes it has ended.
-        Answer::result(unsafe { *self.0.answer.get() }, &self.0.request)
+    fn answer(&self, attempt: &Attempt, works: &Works) -> Result<()> {
+        Answer::result(attempt.answer(works)?, &self.0.request)
     }
 
     /// Has `completion` called with the result: at once if the transfer has ended, else when it does, on a thread made for
@@ -258,13 +344,19 @@ impl Transfer {
         completion(self.result().expect("it has ended"));
     }
 
-    /// The answer's message has ended, and so does the transfer.
+    /// The answer's message has ended, and so does the transfer, or the bytes are to travel.
     fn settle(&self) {
         let ending = self.0.ending.lock();
-        if self.is_done() {
+        let attempt = self.current();
+        let works = attempt.works.get().expect("it has messages");
+        if self.is_done() || !works.answer.is_done() {
             return;
         }
-        let result = self.outcome(self.works());
+        let result = match self.sends_after_all(attempt, works) {
+            Some(Ok(())) => return,
+            Some(Err(error)) => Err(error),
+            None => self.outcome(attempt, works),
+        };
         let result = result.map_err(|error| self.describe(error));
         // Set under the lock, and so only once.
         let _ = self.0.result.set(result);
@@ -280,9 +372,21 @@ impl Transfer {
         }
     }
 
-    fn outcome(&self, works: &Works) -> Result<()> {
-        self.cancel_if_refused(works);
-        let mut result = self.answer(works);
+    /// Where the target has not mapped the bytes, starts to send them.
+    fn sends_after_all(&self, attempt: &Attempt, works: &Works) -> Option<Result<()>> {
+        let may_map_later = Answer::is_unmapped(attempt.answer(works).ok()?)?;
+        if attempt.location.is_empty() {
+            return None;
+        }
+        if !may_map_later {
+            self.0.peer.map_no_more();
+        }
+        Some(self.post(&self.0.sent))
+    }
+
+    fn outcome(&self, attempt: &Attempt, works: &Works) -> Result<()> {
+        self.cancel_if_refused(attempt, works);
+        let mut result = self.answer(attempt, works);
         let late = |work: &&Work| work.wait(Some(STRAGGLERS)).is_err() && !work.is_done();
         if works.messages.iter().any(|work| late(&work)) {
             // Else this thread would wait for a target that has nothing more to do.
@@ -292,7 +396,14 @@ impl Transfer {
         for work in &works.messages {
             result = result.and(work.wait(None));
         }
-        match (&result, self.0.request.kind, &*self.0.local.lock()) {
+        let mut local = self.0.local.lock();
+        if !attempt.location.is_empty() && attempt.answer(works).is_err() {
+            self.0.peer.take_back(local.take());
+        }
+        let moving = local
+            .as_ref()
+            .and_then(|of| Some((&of.used, of.moving.as_ref()?)));
+        match (&result, self.0.request.kind, moving) {
             (Ok(()), Kind::Read, Some((used, moving))) => used.put_back(moving),
             _ => result,
         }

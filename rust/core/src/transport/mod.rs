@@ -13,6 +13,7 @@ pub mod cipher;
 pub mod control;
 pub mod cuda;
 pub mod endpoint;
+pub(crate) mod ends;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 pub mod handshake;

@@ -10,13 +10,13 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::words::End;
 use crate::error::{Error, Result};
 use crate::fork::Home;
 use crate::heap;
 use crate::locks::Mutex;
 use crate::transport::cuda::driver::{Stream, only_on_device};
 use crate::transport::cuda::span::{Mapped, Span};
+use crate::transport::ends::End;
 
 /// A rank's memory, mapped here.
 pub(super) enum Held {

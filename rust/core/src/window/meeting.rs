@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::held::{Copies, Held, OnDevice};
 use super::peer::{Far, Near, Peer, Turn};
-use super::state::{VIEWED, await_unmapping, let_go, take_back};
-use super::words::End;
+use super::state::take_back;
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
 use crate::engine::PointToPoint;
@@ -15,6 +14,7 @@ use crate::heap::{self, Place};
 use crate::one_sided::{Owner, Port, RemoteRegion};
 use crate::transport::cuda::driver::Stream;
 use crate::transport::cuda::span::{self, Span};
+use crate::transport::ends::{End, await_unmapping, keep_while_viewed};
 use crate::types::{DataType, Rank};
 
 /// The tag of the messages by which ranks of one host meet, and tell that they have heard of each other's memory.
@@ -62,8 +62,7 @@ impl Exposed<'_> {
             if self.exposed.is_some() {
                 await_unmapping(all);
             }
-            VIEWED.lock().push((ends, Arc::clone(&self.owner)));
-            let_go();
+            keep_while_viewed(ends, Box::new(Arc::clone(&self.owner)));
         })
     }
 

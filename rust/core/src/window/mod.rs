@@ -8,7 +8,7 @@
 //! # Ways
 //!
 //! Between ranks of one host, memory in the [heap](crate::heap) is mapped by the others. A put is one copy there, a
-//! [view](Window::view) is the memory itself, and a signal is a word in a page that both have mapped ([`words`]). Memory
+//! [view](Window::view) is the memory itself, and a signal is a word in a page that both have mapped. Memory
 //! elsewhere, and that of ranks on other hosts, is reached through the [ports](crate::one_sided) of the ranks, which connect
 //! when they first need to, and a signal is a message.
 //!
@@ -36,7 +36,6 @@ mod symmetric;
 #[cfg(test)]
 mod tests;
 mod transfer;
-mod words;
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -58,6 +57,7 @@ use crate::interrupts::SLICE;
 use crate::locks::Mutex;
 use crate::one_sided::{self, Owner};
 use crate::transport::cuda::span;
+use crate::transport::ends::let_go;
 use crate::types::{DataType, Rank};
 
 /// A longer time is as good as for ever.
@@ -134,7 +134,7 @@ impl Communicator {
         owner: Owner,
     ) -> Result<Window> {
         let exposed = span::Exposed::find(start.expose_provenance(), bytes)?;
-        state::let_go();
+        let_go();
         let (comm, mask) = self.for_a_window()?;
         comm.set_timeout(self.timeout());
         let own = Exposed {

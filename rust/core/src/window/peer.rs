@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::held::Held;
-use super::words::End;
 use crate::communicator::Communicator;
 use crate::error::{Code, Error, Result};
 use crate::heap::IsOver;
 use crate::interrupts::SLICE;
 use crate::locks::{Condvar, Mutex};
 use crate::one_sided::{Port, RemoteRegion, Transfer};
+use crate::transport::ends::End;
 use crate::types::DataType;
 
 /// A rank's memory.

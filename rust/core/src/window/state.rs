@@ -2,20 +2,20 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::held::{Copies, Held, Kept};
 use super::peer::{Far, Near, Peer, closed};
-use super::words::End;
 use crate::communicator::Communicator;
 use crate::engine::{Group, Mask, OfWindow, OnGroup};
 use crate::error::{Code, Error, Result};
-use crate::fork::{Own, PerProcess};
+use crate::fork::Own;
 use crate::heap::{self, IsOver};
 use crate::locks::Mutex;
 use crate::one_sided::{Owner, Port};
 use crate::transport::WRITERS_PATIENCE;
 use crate::transport::cuda::span::Exposed;
+use crate::transport::ends::{End, await_unmapping, keep_while_viewed};
 use crate::types::Rank;
 
 /// The state of a window, which its handle and what is under way share.
@@ -263,9 +263,8 @@ impl Shared {
             .iter()
             .map(|near| (near.end.clone(), Arc::clone(&near.is_gone)));
         if let Some(owner) = self.owner.lock().take() {
-            VIEWED.lock().push((viewers.collect(), owner));
+            keep_while_viewed(viewers.collect(), Box::new(owner));
         }
-        let_go();
         // A thread that connects gives up then, and lets go of its lock.
         self.comm.close();
         for far in self.peers.iter().filter_map(|peer| peer.far.as_ref()) {
@@ -293,37 +292,6 @@ impl OnGroup for Shared {
         }
         all.sort_by_key(|it| it.since);
         all
-    }
-}
-
-/// The owners of memory of windows that are closed, with the ranks that may have views of it.
-pub(super) static VIEWED: PerProcess<Mutex<Vec<Viewed>>> = PerProcess::new(Mutex::default);
-
-pub(super) type Viewers = Vec<(End, IsOver)>;
-pub(super) type Viewed = (Viewers, Arc<Owner>);
-
-/// Lets go of memory of closed windows that no other rank has a view of any more. Each making and closing of a window does.
-pub(super) fn let_go() {
-    let mut viewed = VIEWED.lock();
-    let is_viewed = |viewers: &Viewers| {
-        let mut viewers = viewers.iter();
-        viewers.any(|(end, is_gone)| end.is_viewed() && !is_gone())
-    };
-    let free: Vec<_> = viewed
-        .extract_if(.., |(viewers, _)| !is_viewed(viewers))
-        .collect();
-    drop(viewed);
-    // Without the lock: it is foreign code.
-    drop(free);
-}
-
-/// Waits until none of these ranks has the memory of this one mapped, for a while. It is kept for one that has it for longer.
-pub(super) fn await_unmapping<'a>(near: impl Iterator<Item = (&'a End, &'a IsOver)>) {
-    let until = Instant::now() + WRITERS_PATIENCE;
-    for (end, is_gone) in near {
-        while end.is_viewed() && !is_gone() && Instant::now() < until {
-            std::thread::sleep(Duration::from_micros(50));
-        }
     }
 }
 

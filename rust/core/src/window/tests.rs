@@ -310,7 +310,7 @@ fn memory_stays_as_long_as_another_rank_has_a_view_of_it() {
         // Another test that lets go of memory may have it for a moment.
         let goes = |rank: usize| {
             (0..1000).any(|_| {
-                state::let_go();
+                crate::transport::ends::let_go();
                 thread::sleep(Duration::from_millis(1));
                 is_gone(rank)
             })

@@ -101,6 +101,24 @@ impl Span {
         self.bytes
     }
 
+    #[cfg(test)]
+    pub(crate) fn sample() -> Self {
+        Self {
+            process: [1; 16],
+            nonce: [4; 16],
+            device: [2; 16],
+            namespace: 3,
+            offset: 5,
+            bytes: 6,
+            handle: Ok([0; 64]),
+        }
+    }
+
+    /// Why other processes cannot map it, if its driver does not export it.
+    pub fn reason(&self) -> Option<&str> {
+        self.handle.as_ref().err().map(String::as_str)
+    }
+
     /// The device on which it lies, if this process sees it.
     ///
     /// # Errors
@@ -257,15 +275,7 @@ mod tests {
 
     #[test]
     fn a_span_travels_and_nothing_else_does() {
-        let span = Span {
-            process: [1; 16],
-            nonce: [4; 16],
-            device: [2; 16],
-            namespace: 3,
-            offset: 5,
-            bytes: 6,
-            handle: Ok([0; 64]),
-        };
+        let span = Span::sample();
         let refused = Span {
             handle: Err("x".repeat(64)),
             ..span.clone()

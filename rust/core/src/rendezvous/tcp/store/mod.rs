@@ -415,19 +415,19 @@ fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::R
     Ok(Line { stream, channel })
 }
 
-/// Fills `bytes`, by then.
+/// Fills `bytes`, by then. What is there is taken also later: on a busy host this thread may be late itself.
 fn read_by(stream: &mut TcpStream, deadline: Instant, mut bytes: &mut [u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let what = "it did not answer in time";
-            return Err(io::Error::new(ErrorKind::TimedOut, what));
-        }
         // A time that rounds to zero would be none.
         stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         match stream.read(bytes) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => bytes = &mut bytes[count..],
+            Err(cause) if cause.kind() == ErrorKind::WouldBlock && left.is_zero() => {
+                let what = "it did not answer in time";
+                return Err(io::Error::new(ErrorKind::TimedOut, what));
+            }
             Err(cause)
                 if matches!(cause.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
             Err(cause) => return Err(cause),

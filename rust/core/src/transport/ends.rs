@@ -1,4 +1,5 @@
-//! The words by which the two ends of a window on one host know of each other, in a page that both have mapped.
+//! The words by which the two ends of a link inside a host know of each other's memory, in a page that both have mapped: the ends
+//! of a window, and the two sides of one-sided transfers.
 //!
 //! Each end has four words that it alone counts up, and tells by them how often it has signalled, how many of its threads are
 //! writing to the other's memory, how many views of that it has given away, and that it has closed its window. By a fifth one,
@@ -13,10 +14,15 @@
 //!
 //! They are generic over their words: the tests model-check the same code with loom.
 
+use std::any::Any;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use super::{Page, WRITERS_PATIENCE};
+use crate::fork::PerProcess;
+use crate::heap::IsOver;
+use crate::locks::Mutex;
 use crate::sync::{Word, fence};
-use crate::transport::Page;
 
 /// Words that are written together: a cache line.
 const LINE: usize = 16;
@@ -31,7 +37,7 @@ const CLOSED: usize = 3 * LINE;
 const END: usize = 4 * LINE;
 
 /// Words that both ends have mapped, zero at first.
-pub(super) trait Words {
+pub(crate) trait Words {
     type Word: Word<Value = u32>;
 
     fn at(&self, index: usize) -> &Self::Word;
@@ -48,7 +54,7 @@ impl Words for Page {
 
 /// One end of a window.
 #[derive(Clone, Debug)]
-pub(super) struct End<W = Page> {
+pub(crate) struct End<W = Page> {
     words: W,
     own: usize,
     other: usize,
@@ -56,7 +62,7 @@ pub(super) struct End<W = Page> {
 
 impl<W: Words> End<W> {
     /// `is_lower`: of the two, the end of the lower rank.
-    pub(super) fn new(words: W, is_lower: bool) -> Self {
+    pub(crate) fn new(words: W, is_lower: bool) -> Self {
         let (own, other) = if is_lower { (0, END) } else { (END, 0) };
         Self { words, own, other }
     }
@@ -71,7 +77,7 @@ impl<W: Words> End<W> {
 
     /// Signals to the other end. True: that one sleeps, and is owed a message.
     #[inline]
-    pub(super) fn signal(&self) -> bool {
+    pub(crate) fn signal(&self) -> bool {
         // Release: the other end finds what was written before.
         self.own(SIGNALS).fetch_add(1, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -81,39 +87,39 @@ impl<W: Words> End<W> {
 
     /// Whether the other end has signalled more often than this.
     #[inline]
-    pub(super) fn is_signalled(&self, taken: u32) -> bool {
+    pub(crate) fn is_signalled(&self, taken: u32) -> bool {
         self.other(SIGNALS).load(Ordering::Acquire) != taken
     }
 
     /// Announces that this end is about to sleep. The caller must look once more, after this, whether it is signalled.
-    pub(super) fn arm(&self) {
+    pub(crate) fn arm(&self) {
         self.own(ASLEEP).store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// Withdraws the announcement. False: it is too late, and the other end sends its message.
-    pub(super) fn disarm(&self) -> bool {
+    pub(crate) fn disarm(&self) -> bool {
         self.own(ASLEEP).swap(0, Ordering::Relaxed) != 0
     }
 
     /// Begins to write to the other's memory. False: it has closed its window, and must be left alone.
     #[inline]
-    pub(super) fn begin_writing(&self) -> bool {
+    pub(crate) fn begin_writing(&self) -> bool {
         self.enter(WRITERS)
     }
 
     /// Ends it.
     #[inline]
-    pub(super) fn end_writing(&self) {
+    pub(crate) fn end_writing(&self) {
         self.leave(WRITERS);
     }
 
     /// As [`End::begin_writing`], of a view that the program may keep for long.
-    pub(super) fn begin_view(&self) -> bool {
+    pub(crate) fn begin_view(&self) -> bool {
         self.enter(VIEWS)
     }
 
-    pub(super) fn end_view(&self) {
+    pub(crate) fn end_view(&self) {
         self.leave(VIEWS);
     }
 
@@ -137,24 +143,61 @@ impl<W: Words> End<W> {
 
     /// Whether the other end has closed its window.
     #[inline]
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.other(CLOSED).load(Ordering::Acquire) != 0
     }
 
     /// Closes this end's window: the other one begins neither to write nor a view from now on.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.own(CLOSED).store(1, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
     /// Whether the other end is writing to this one's memory.
-    pub(super) fn is_written(&self) -> bool {
+    pub(crate) fn is_written(&self) -> bool {
         self.other(WRITERS).load(Ordering::Acquire) != 0
     }
 
     /// Whether the other end has views of this one's memory.
-    pub(super) fn is_viewed(&self) -> bool {
+    pub(crate) fn is_viewed(&self) -> bool {
         self.other(VIEWS).load(Ordering::Acquire) != 0
+    }
+}
+
+/// Memory that others may still have views of, with its ends on this side.
+type Viewed = (Vec<(End, IsOver)>, Box<dyn Any + Send + Sync>);
+
+static VIEWED: PerProcess<Mutex<Vec<Viewed>>> = PerProcess::new(Mutex::default);
+
+/// Keeps memory that is closed to the other ends, each with whether its program is gone, as long as one of them has a view of it:
+/// until the first call of this or of [`let_go`] after that.
+pub(crate) fn keep_while_viewed(ends: Vec<(End, IsOver)>, memory: Box<dyn Any + Send + Sync>) {
+    VIEWED.lock().push((ends, memory));
+    let_go();
+}
+
+/// Lets go of the memory that no other end has a view of any more.
+pub(crate) fn let_go() {
+    let mut viewed = VIEWED.lock();
+    let free: Vec<_> = viewed
+        .extract_if(.., |(ends, _)| {
+            !ends
+                .iter()
+                .any(|(end, is_gone)| end.is_viewed() && !is_gone())
+        })
+        .collect();
+    drop(viewed);
+    // Without the lock: it is foreign code.
+    drop(free);
+}
+
+/// Waits until none of the other ends has this one's memory mapped, for a while. It is kept for one that has it for longer.
+pub(crate) fn await_unmapping<'a>(ends: impl Iterator<Item = (&'a End, &'a IsOver)>) {
+    let until = Instant::now() + WRITERS_PATIENCE;
+    for (end, is_gone) in ends {
+        while end.is_viewed() && !is_gone() && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(50));
+        }
     }
 }
 
