@@ -230,7 +230,7 @@ def train(args: argparse.Namespace, hosts: Sequence[str | None], pipe: Connectio
 
 
 def measure(args: argparse.Namespace, hosts: Sequence[str | None]) -> dict[str, float]:
-    """Return the median time of each way; the trainer, which is this process, has the first host."""
+    """Return the median time of each way; this process is the trainer, on the first host."""
     settle(hosts[0])
     spawn = multiprocessing.get_context("spawn")
     pipes, processes = [], []
