@@ -37,7 +37,7 @@ pub(crate) trait OnGroup: Send + Sync {
 }
 
 /// A wait for a signal, or a transfer of a window.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct OfWindow {
     pub(crate) name: &'static str,
     pub(crate) peer: Rank,

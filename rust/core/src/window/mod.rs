@@ -163,6 +163,7 @@ impl Communicator {
             is_closed: AtomicBool::new(false),
             made: Instant::now(),
             looked: AtomicU64::new(0),
+            waits: Mutex::new(Vec::new()),
             failure: OnceLock::new(),
         });
         let weak = Arc::downgrade(&shared);

@@ -39,6 +39,8 @@ pub(super) struct Shared {
     pub(super) made: Instant,
     /// When the links were last looked at, in milliseconds.
     pub(super) looked: AtomicU64,
+    /// Of a window that signals lie in: the waits for these.
+    pub(super) waits: Mutex<Vec<OfWindow>>,
     /// The loss of a rank, which the group may not know of yet.
     pub(super) failure: OnceLock<Error>,
 }
@@ -276,7 +278,7 @@ impl Shared {
 
 impl OnGroup for Shared {
     fn under_way(&self) -> Vec<OfWindow> {
-        let mut all = Vec::new();
+        let mut all = self.waits.lock().clone();
         for (place, peer) in self.peers.iter().enumerate() {
             let of = |name, since| OfWindow {
                 name,

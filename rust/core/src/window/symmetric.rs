@@ -22,8 +22,10 @@ use rustix::thread::futex::{self, Flags, Timespec};
 
 use super::flag::Flag;
 use super::peer::closed;
+use super::state::Shared;
 use super::{AGES, View, Window};
 use crate::communicator::Communicator;
+use crate::engine::OfWindow;
 use crate::error::{Code, Error, Result};
 use crate::heap::{self, Buffer};
 use crate::interrupts::{self, SLICE};
@@ -207,7 +209,8 @@ impl Symmetric {
     pub fn put_signal(&self, to: Rank, channel: usize, timeout: Option<Duration>) -> Result<()> {
         let signal = self.signal(to, channel, self.rank())?;
         let what = || format!("put_signal to rank {to} on channel {channel}");
-        self.change(&signal, to, &mut self.patience(timeout), (0, 1), what)
+        let patience = &mut self.patience(timeout);
+        self.change(&signal, to, patience, (0, 1), ("put_signal", what))
     }
 
     /// Waits for a signal of rank `from` on a channel, and takes it.
@@ -217,7 +220,8 @@ impl Symmetric {
     pub fn wait_signal(&self, from: Rank, channel: usize, timeout: Option<Duration>) -> Result<()> {
         let signal = self.signal(self.rank(), channel, from)?;
         let what = || format!("wait_signal of rank {from} on channel {channel}");
-        self.change(&signal, from, &mut self.patience(timeout), (1, 0), what)
+        let patience = &mut self.patience(timeout);
+        self.change(&signal, from, patience, (1, 0), ("wait_signal", what))
     }
 
     /// Waits until all ranks have called it for this channel: each finds all that any has written before.
@@ -234,7 +238,7 @@ impl Symmetric {
         let others = || (1..world).map(|step| (own + step) % world);
         let others = || others().filter(|rank| self.pads.views[*rank].is_some());
         let mut all = || {
-            let what = || format!("barrier on channel {channel}");
+            let what = ("barrier", || format!("barrier on channel {channel}"));
             for rank in others() {
                 let signal = self.signal(rank, channel, own)?;
                 self.change(&signal, rank, &mut patience, (0, 1), what)?;
@@ -292,14 +296,14 @@ impl Symmetric {
         peer: Rank,
         patience: &mut Patience,
         (from, to): (u32, u32),
-        what: impl Fn() -> String,
+        (name, what): (&'static str, impl Fn() -> String),
     ) -> Result<()> {
         self.pads.window.0.check_usable()?;
         let must_wake = match signal.change(from, to) {
             Ok(must_wake) => must_wake,
             Err(_) => {
                 let place = self.pads.window.0.place(peer)?;
-                let changed = self.wait(signal, place, patience, (from, to));
+                let changed = self.wait(signal, (name, place), patience, (from, to));
                 changed.map_err(|error| self.pads.window.0.blame(error, place, &what()))?
             }
         };
@@ -315,7 +319,7 @@ impl Symmetric {
     fn wait(
         &self,
         signal: &Flag<'_, AtomicU32>,
-        place: usize,
+        (name, place): (&'static str, usize),
         patience: &mut Patience,
         (from, to): (u32, u32),
     ) -> Result<bool> {
@@ -325,7 +329,10 @@ impl Symmetric {
             tried.set(signal.change(from, to));
             tried.get().is_ok()
         };
-        group.look_until(look)?;
+        if group.look_until(look)? {
+            return Ok(tried.get().unwrap_or(true));
+        }
+        let _told = Waiting::begin(&self.pads.window.0, name, place);
         let mut has_slept = false;
         while tried.get().is_err() {
             // An exception of a handler ends the wait, whatever comes meanwhile.
@@ -402,6 +409,29 @@ impl Symmetric {
         let _ = it.failure.set(error.clone());
         let near = it.peers.iter().filter_map(|peer| peer.near.as_ref());
         near.for_each(|near| near.end.close());
+    }
+}
+
+/// A wait for a signal that the status of the rank tells of.
+struct Waiting<'a> {
+    window: &'a Shared,
+    wait: OfWindow,
+}
+
+impl<'a> Waiting<'a> {
+    fn begin(window: &'a Shared, name: &'static str, peer: usize) -> Self {
+        let since = Instant::now();
+        let wait = OfWindow { name, peer, since };
+        window.waits.lock().push(wait);
+        Self { window, wait }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut waits = self.window.waits.lock();
+        let at = waits.iter().position(|wait| *wait == self.wait);
+        at.map(|at| waits.swap_remove(at));
     }
 }
 

@@ -486,11 +486,11 @@ fn sizes_that_differ_are_refused_on_all_ranks() {
     });
 }
 
-/// The operations of this rank in the window's group, once they are as `is_so` says.
-fn operations(player: &Player, is_so: impl Fn(&[serde_json::Value]) -> bool) {
+/// The operations of this rank in a window's group, once they are as `is_so` says.
+fn operations(window: &Window, is_so: impl Fn(&[serde_json::Value]) -> bool) {
     let until = Instant::now() + SOON;
     loop {
-        let status = player.window.communicator().group().status();
+        let status = window.communicator().group().status();
         let operations = status["operations"].as_array().expect("a list");
         if is_so(operations) {
             return;
@@ -512,7 +512,7 @@ fn the_status_of_a_rank_tells_for_whose_signal_and_fence_it_waits() {
                     // In parts, as the doors wait.
                     let wait = || while !window.try_wait_signal(0, Some(SLICE)).unwrap() {};
                     scope.spawn(wait);
-                    operations(player, |all| {
+                    operations(window, |all| {
                         let longer = |it: &serde_json::Value| {
                             it["seconds"].as_f64() > Some(3.0 * SLICE.as_secs_f64())
                         };
@@ -523,10 +523,10 @@ fn the_status_of_a_rank_tells_for_whose_signal_and_fence_it_waits() {
                     });
                     window.signal(0).unwrap();
                 });
-                operations(player, <[_]>::is_empty);
+                operations(window, <[_]>::is_empty);
                 thread::scope(|scope| {
                     scope.spawn(|| window.fence().unwrap());
-                    operations(player, |all| {
+                    operations(window, |all| {
                         let name = all.first().and_then(|it| it["name"].as_str());
                         name.is_some_and(|name| name.starts_with("fence #"))
                     });
@@ -540,4 +540,26 @@ fn the_status_of_a_rank_tells_for_whose_signal_and_fence_it_waits() {
             }
         },
     );
+}
+
+#[test]
+fn the_status_of_a_rank_tells_for_whose_barrier_it_waits() {
+    meet(2, |met, comm| {
+        if comm.rank() == 1 {
+            met.wait_signal(0, 1, Some(SOON)).unwrap();
+            met.barrier(0, Some(SOON)).unwrap();
+            return;
+        }
+        let pads = met.windows()[1];
+        thread::scope(|scope| {
+            scope.spawn(|| met.barrier(0, Some(SOON)).unwrap());
+            operations(pads, |all| {
+                all.len() == 1
+                    && all[0]["name"] == "barrier"
+                    && all[0]["waits_for"] == serde_json::json!([1])
+            });
+            met.put_signal(1, 1, Some(SOON)).unwrap();
+        });
+        operations(pads, <[_]>::is_empty);
+    });
 }
