@@ -1,5 +1,5 @@
-//! One-sided transfers where either side's memory, or both, lies on a device. Long ones between two devices of a host are copied
-//! by the target, which maps the memory of who starts them.
+//! One-sided transfers where either side's memory, or both, lies on a device. Long ones between two devices of a host are
+//! copied by the target, which maps the memory of the side that starts them.
 
 use std::time::{Duration, Instant};
 
@@ -176,7 +176,8 @@ fn mapped() -> u64 {
 
 #[test]
 fn long_transfers_between_devices_are_one_copy() {
-    // How often rank 0 and rank 1 ask the driver to map memory, for two reads and a write: a target that cannot is not asked again.
+    // How often rank 0 and rank 1 ask the driver to map memory, for two reads and a write: a target that cannot is not asked
+    // again.
     let cases: [(Ranks, &[_], [u64; 2]); 6] = [
         // A copy that is not waited for would come late.
         (Ranks::Processes, &[("DELAY", "copy:2000")], [2, 1]),

@@ -5,7 +5,8 @@ use super::request::{LENGTH, REQUESTS, Request};
 use super::serve::Location;
 use crate::rendezvous::pairing::{self, Invitation};
 
-/// A request, where bytes lie on a device, a remote region, an invitation and a message of a conversation: refused, or one that writes the same bytes.
+/// A request, where bytes lie on a device, a remote region, an invitation and a message of a conversation: refused, or one that
+/// writes the same bytes.
 pub fn one_sided(bytes: &[u8]) {
     if let Ok(bytes) = <&[u8; LENGTH]>::try_from(bytes)
         && let Ok(request) = Request::from_bytes(bytes)

@@ -76,8 +76,8 @@ struct State {
     refusals: Rarely,
 }
 
-/// The shortest transfer in which a target is asked to map memory of a device. Drivers take some tenths of a millisecond to map,
-/// as long as shorter ones take through memory of the host; not measured here.
+/// The shortest transfer in which a target is asked to map memory of a device. Drivers take some tenths of a millisecond to map
+/// it, as long as shorter ones take through memory of the host; not measured here.
 const MAPPED_FROM: usize = 1 << 20;
 
 /// How long a first transfer waits for the link over which a peer can be asked to map memory.
@@ -126,8 +126,8 @@ impl Peer {
         self.end.get().is_some()
     }
 
-    /// Takes memory back that it may be about to map, and that this process has not heard of the end of: it maps no more. What it
-    /// has mapped is kept until it has not.
+    /// Takes memory back from a transfer that has failed: the peer maps none of this process's any more, and memory that it has
+    /// mapped is kept until it has unmapped it.
     fn take_back(&self, memory: impl Any + Send + Sync) {
         if let Some((end, is_gone)) = self.end.get() {
             end.close();
@@ -234,9 +234,9 @@ impl Port {
 
     /// Registers `bytes` bytes from `start` on, for transfers of this process and, once it has their
     /// [`remote`](Self::remote) region, of a peer. `owner` is kept as long as they may be used. The same bytes again are
-    /// the same region. They may lie on a device: then transfers copy them in no order with any stream of the program, to memory
-    /// of the host or from there; or, of a megabyte and more between devices of one host, straight, where the driver exports the
-    /// memory of who starts the transfer (CUDA IPC).
+    /// the same region. They may lie on a device: then transfers copy them in no order with any stream of the program, to
+    /// memory of the host or from there; or, of a megabyte and more between devices of one host, straight, where the driver
+    /// exports the memory of the side that starts the transfer (CUDA IPC).
     ///
     /// # Errors
     /// `InvalidArgument` for no bytes, `Aborted` when closed, `System` when the driver fails.

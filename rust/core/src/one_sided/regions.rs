@@ -165,13 +165,14 @@ impl Use {
             .transpose()
     }
 
-    /// Copies `length` bytes at `offset`, which lie on a device: to the address `peer`, or from there where the region `is_written`.
+    /// Copies `length` bytes at `offset`, which lie on a device: to the address `peer`, or from there where the region
+    /// `is_written`.
     ///
     /// # Errors
     /// `System` when the driver fails.
     ///
     /// # Safety
-    /// At `peer` lie so many bytes that the device reads and writes, and no other code uses those that are written.
+    /// The device reads and writes as many bytes at `peer`, and no other code uses those that are written.
     pub(super) unsafe fn copy(
         &self,
         (offset, length): (usize, usize),
@@ -182,7 +183,7 @@ impl Use {
         let peer = std::ptr::with_exposed_provenance_mut(peer as usize);
         let OnDevice { stream, .. } = self.0.0.device.as_ref().expect("it was mapped for it");
         let (to, from) = if is_written { (own, peer) } else { (peer, own) };
-        // SAFETY: the caller's promise of the peer's; the region is in use, and who registered it promised the same of its bytes.
+        // SAFETY: the caller's promise of the peer's; the region is in use, and its owner promised the same of its bytes.
         unsafe { stream.transfer(to, from, length) }
     }
 

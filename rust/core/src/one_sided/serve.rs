@@ -242,9 +242,9 @@ impl Location {
     }
 }
 
-/// Copies between the region and the initiator's memory, where both lie on devices. A driver may wait for its device when it maps
-/// memory, which ends only where no stream of this process waits for a peer: so that is done piece by piece, at times when none
-/// does.
+/// Copies between the region and the initiator's memory, where both lie on devices. A driver may wait for its device when it
+/// maps memory, which ends only where no stream of this process waits for a peer: so that is done piece by piece, at times when
+/// none does.
 fn copy(
     comm: &Communicator,
     request: &Request,

@@ -1,7 +1,7 @@
 //! The initiator's side: a transfer is a few messages, which are all started at once.
 //!
-//! Where both memories lie on devices of one host, the target is asked to copy between them, and told where the initiator's lies.
-//! Where it cannot, the bytes travel after all.
+//! Where both memories lie on devices of one host, the target is asked to copy between them, and told where the initiator's
+//! lies. Where it cannot, the bytes travel after all.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;

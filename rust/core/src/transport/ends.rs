@@ -1,5 +1,5 @@
-//! The words by which the two ends of a link inside a host know of each other's memory, in a page that both have mapped: the ends
-//! of a window, and the two sides of one-sided transfers.
+//! The words by which the two ends of a link inside a host know of each other's memory, in a page that both have mapped: the
+//! ends of a window, and the two sides of one-sided transfers.
 //!
 //! Each end has four words that it alone counts up, and tells by them how often it has signalled, how many of its threads are
 //! writing to the other's memory, how many views of that it has given away, and that it has closed its window. By a fifth one,
@@ -169,8 +169,8 @@ type Viewed = (Vec<(End, IsOver)>, Box<dyn Any + Send + Sync>);
 
 static VIEWED: PerProcess<Mutex<Vec<Viewed>>> = PerProcess::new(Mutex::default);
 
-/// Keeps memory that is closed to the other ends, each with whether its program is gone, as long as one of them has a view of it:
-/// until the first call of this or of [`let_go`] after that.
+/// Keeps memory that is closed to the other ends, each with whether its program is gone, as long as one of them has a view of
+/// it: until the first call of this or of [`let_go`] after that.
 pub(crate) fn keep_while_viewed(ends: Vec<(End, IsOver)>, memory: Box<dyn Any + Send + Sync>) {
     VIEWED.lock().push((ends, memory));
     let_go();

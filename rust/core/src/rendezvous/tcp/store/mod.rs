@@ -415,7 +415,7 @@ fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::R
     Ok(Line { stream, channel })
 }
 
-/// Fills `bytes`, by then. What is there is taken also later: on a busy host this thread may be late itself.
+/// Fills `bytes`, by then. Bytes that are there are taken also later: on a busy host this thread may be late itself.
 fn read_by(stream: &mut TcpStream, deadline: Instant, mut bytes: &mut [u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
