@@ -197,7 +197,7 @@ test-cuda: $(if $(with_setup),setup) ## Run the tests that need a GPU, skipped w
 	$(if $(with_setup),$(PY),$(PYTHON)) -m pytest -q -rs $(installed) tests/cuda/with_gpu $(TEST)
 
 # Two ranks; of each kind one. Tests that also run on the emulated driver are left to `make test-cuda`.
-override quick_cuda := (test_torch_cuda and (same_bits or orders or captured or captures or goes_on or exchanges or in_place or dies or ddp) \
+override quick_cuda := (test_torch_cuda and (same_bits or orders or captured or captures or goes_on or exchanges or in_place or dies or ddp or one_sided or window) \
 	or test_arrays and (every_operation or given)) and not 1- and not 4- and not 8- and not 1] and not 4] and not 8]
 .PHONY: test-cuda-quick
 test-cuda-quick: ## Run those of them that tell most, with two ranks on one GPU: some minutes
