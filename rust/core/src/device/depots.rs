@@ -21,25 +21,20 @@ use crate::transport::cuda::mappings::map;
 use crate::transport::cuda::window::{PeerWindow, Record};
 use crate::types::Rank;
 
-use super::disposal::dispose;
-use super::note::LONG;
+use super::disposal::{LONGEST_READING, LONGEST_UNMAPPING, dispose};
+use super::note::NOTED_FROM;
 use super::patience::Patience;
 use super::pause::pause;
 
-/// How long a depot is kept for peers that have not unmapped it.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// The same where graphs read it.
-const READING: Duration = Duration::from_secs(60);
-
 /// How long a send waits for room in the depot. Where that has been in vain, none does until something has been fetched.
-const ROOM: Duration = Duration::from_millis(100);
+const LONGEST_WAIT_FOR_ROOM: Duration = Duration::from_millis(100);
 
 /// Whether messages of `bytes` bytes between the ranks of a group are long: the same for the sender and the receiver. None is
 /// where nothing is to go through memory of the device.
 pub(super) fn is_long(cpu: &Group, bytes: usize) -> bool {
     let told = cpu.config().window_bytes;
     let has_windows = told.is_none_or(|bytes| bytes.0 > 0);
-    bytes >= LONG && has_windows && cpu.is_on_one_host()
+    bytes >= NOTED_FROM && has_windows && cpu.is_on_one_host()
 }
 
 /// The depots of a group.
@@ -315,7 +310,7 @@ impl Depots {
             }
             let fetched = own.fetched();
             let mut state = self.state.lock();
-            if state.was_full == Some(fetched) || since.elapsed() > ROOM {
+            if state.was_full == Some(fetched) || since.elapsed() > LONGEST_WAIT_FOR_ROOM {
                 state.was_full = Some(fetched);
                 return None;
             }
@@ -508,8 +503,8 @@ fn take_apart(own: Own, peers: Vec<Peer>, has_failed: bool) {
         readers.extend(peer.is_told.then_some(pair));
     }
     let patience = match lanes.is_empty() || has_failed {
-        true => PATIENCE,
-        false => READING,
+        true => LONGEST_UNMAPPING,
+        false => LONGEST_READING,
     };
     let reads = |pair: &Pair| matches!(pair.said(), Mapped::Yes | Mapped::Lane);
     let since = Instant::now();

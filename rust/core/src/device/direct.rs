@@ -48,7 +48,7 @@ pub(super) fn brief_slot(world: usize) -> usize {
 }
 
 /// About what a device could move in the time in which it goes from one process to another (an H200: 0.14 ms at 4.2 TB/s).
-const TURN: usize = 512 << 20;
+const BYTES_PER_SWITCH: usize = 512 << 20;
 
 /// The state of a group that goes the direct way.
 pub(super) struct Direct {
@@ -124,7 +124,7 @@ impl Direct {
                 // A second meeting costs a device about half a turn more for each chunk. Of that chunk the ranks move
                 // 6 world - 4 times its bytes then, and world (world + 3) times in one shot.
                 let saved = bytes.min(self.half) * (world.pow(2) + 4).saturating_sub(3 * world);
-                match 2 * saved >= TURN {
+                match 2 * saved >= BYTES_PER_SWITCH {
                     true => Shots::ByFirst,
                     false => Shots::One,
                 }

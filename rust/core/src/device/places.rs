@@ -34,7 +34,7 @@ use super::patience::Patience;
 /// Bytes of an address in a table.
 const ADDRESS: usize = 8;
 /// How long after a failure a kernel of a peer is taken to be at work that has begun before it heard.
-const LATE: Duration = Duration::from_millis(100);
+const LATE_WRITES: Duration = Duration::from_millis(100);
 /// In which places are counted.
 const UNIT: i64 = 16;
 
@@ -141,7 +141,7 @@ impl Places {
     /// Whether kernels of peers may still write to this rank's buffers so long after the group has failed. None begins to once
     /// this rank has marked that it has failed, which each looks at first.
     pub(super) fn may_be_written(&self, since: Duration) -> bool {
-        self.is_written.load(Ordering::Relaxed) && since < LATE
+        self.is_written.load(Ordering::Relaxed) && since < LATE_WRITES
     }
 
     /// Until when a call may wait for a moment at which it can [map](Self::map) something.

@@ -26,7 +26,7 @@ use crate::engine::state::Group;
 const OPERATIONS: u8 = 7;
 
 /// Bytes of a message that is announced before it is sent.
-const LONG: usize = 100_000;
+const ANNOUNCED_BYTES: usize = 100_000;
 
 /// The tag of all messages.
 const TAG: u64 = 3;
@@ -118,8 +118,8 @@ impl Place {
         Self {
             short: [1; 16],
             other: [0; 16],
-            long: vec![1; LONG],
-            more: vec![0; LONG],
+            long: vec![1; ANNOUNCED_BYTES],
+            more: vec![0; ANNOUNCED_BYTES],
         }
     }
 

@@ -28,7 +28,7 @@ const WORTH_TELLING: Duration = Duration::from_secs(1);
 const RANKS_NAMED: usize = 4;
 
 /// How often a rank has been the last before an error says so.
-const OFTEN: u64 = 10;
+const NAMED_FROM: u64 = 10;
 
 /// A window that stands on a group: it knows of what this rank does there and is no operation of the group.
 pub(crate) trait OnGroup: Send + Sync {
@@ -269,7 +269,7 @@ impl Waits {
         let it = self
             .peers
             .get(&rank)
-            .filter(|it| it.last >= OFTEN && 2 * it.last > self.times())?;
+            .filter(|it| it.last >= NAMED_FROM && 2 * it.last > self.times())?;
         Some(format!(
             "was also waited for longest in {} of the {} operations before that waited, {:.1} ms in the median",
             it.last,

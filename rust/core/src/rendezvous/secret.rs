@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::users;
 
 /// A secret file with fewer bytes than this is a password, which can be guessed.
-const SHORTEST: usize = 16;
+const FEWEST_BYTES: usize = 16;
 /// A secret file with more bytes than this is something else.
-const LONGEST: u64 = 64 << 10;
+const MOST_BYTES: u64 = 64 << 10;
 /// The permissions of the group and of others.
 const NOT_THE_OWNER_S: u32 = 0o077;
 /// The permissions that a file of root's may not have where another user's process reads it: root lets a group read a file on
@@ -76,19 +76,19 @@ impl Secret {
             .map_err(failed)?;
         check_owner(&file, path)?;
         let mut bytes = Vec::new();
-        file.take(LONGEST + 1)
+        file.take(MOST_BYTES + 1)
             .read_to_end(&mut bytes)
             .map_err(failed)?;
-        if bytes.len() as u64 > LONGEST {
+        if bytes.len() as u64 > MOST_BYTES {
             return Err(Error::invalid(format!(
-                "secret file {} has more than {LONGEST} bytes and is something else",
+                "secret file {} has more than {MOST_BYTES} bytes and is something else",
                 path.display()
             )));
         }
         let secret = bytes.trim_ascii_end();
-        if secret.len() < SHORTEST {
+        if secret.len() < FEWEST_BYTES {
             return Err(Error::invalid(format!(
-                "secret file {} holds {} bytes, but {SHORTEST} or more random ones are needed, such as those of \
+                "secret file {} holds {} bytes, but {FEWEST_BYTES} or more random ones are needed, such as those of \
                  `openssl rand -hex 32`",
                 path.display(),
                 secret.len()
@@ -222,7 +222,7 @@ mod tests {
         let short = Temporary::new("short\n", 0o600);
         assert_eq!(refused(&short.0).code, Code::InvalidArgument);
         assert!(refused(&short.0).message.contains("openssl rand"));
-        let long = Temporary::new(&"x".repeat(LONGEST as usize + 1), 0o600);
+        let long = Temporary::new(&"x".repeat(MOST_BYTES as usize + 1), 0o600);
         assert!(refused(&long.0).message.contains("something else"));
         assert_eq!(refused(Path::new("/nonexistent")).code, Code::System);
         assert!(refused(&std::env::temp_dir()).message.contains("regular"));

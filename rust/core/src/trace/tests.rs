@@ -80,14 +80,14 @@ fn a_full_buffer_counts_those_that_it_loses() {
     {
         // The thread cannot write meanwhile.
         let output = track.writer.output.lock();
-        for sequence in 0..MOST as u64 + 5 {
+        for sequence in 0..MOST_KEPT as u64 + 5 {
             track.record(event(sequence, now, now));
         }
         drop(output);
     }
     drop(track);
     let bytes = only_file(&folder);
-    assert_eq!(count(&bytes, "all_reduce"), MOST);
+    assert_eq!(count(&bytes, "all_reduce"), MOST_KEPT);
     assert_eq!(count(&bytes, "lost"), 1);
 }
 

@@ -14,7 +14,7 @@ use crate::reduce;
 const STAGED_FROM: usize = 16 << 10;
 
 /// Bytes of one operation that are staged at most.
-const MOST: usize = 64 << 20;
+const MOST_STAGED: usize = 64 << 20;
 
 /// Which steps of a plan send what others send too.
 #[derive(Debug, Default)]
@@ -97,7 +97,7 @@ impl BounceBuffer {
         spare: &mut Option<Scratch>,
     ) -> Option<Self> {
         let bytes = repeated_sends.elements().checked_mul(size)?;
-        if !(STAGED_FROM..=MOST).contains(&bytes) {
+        if !(STAGED_FROM..=MOST_STAGED).contains(&bytes) {
             return None;
         }
         let (address, length) = source.place(0, source.len());

@@ -32,7 +32,7 @@ use crate::engine::collective::request::{Request, Sizes};
 use crate::engine::collective::transfer::{Progress, Way};
 
 /// Bytes of payload up to which a message is short: there is nothing to gain from having several under way.
-const SHORT: usize = 512;
+const LONGEST_SHORT_MESSAGE: usize = 512;
 
 /// A plan with what the executor needs to know of it, worked out once and cached.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(crate) struct CompiledPlan {
 impl CompiledPlan {
     /// `plan` for elements of at most `size` bytes.
     pub(crate) fn new(plan: Plan, size: usize) -> Self {
-        let is_short = plan.longest_message().saturating_mul(size) <= SHORT;
+        let is_short = plan.longest_message().saturating_mul(size) <= LONGEST_SHORT_MESSAGE;
         let plan = if is_short { plan.sends_first() } else { plan };
         let steps = &plan.steps;
         let waits = (0..steps.len())

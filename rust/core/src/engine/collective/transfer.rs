@@ -18,9 +18,9 @@ use crate::engine::collective::operands::Operands;
 use crate::engine::links::{LinkTable, OpenLink, Runs};
 use crate::engine::message::frame::declined;
 
-/// Bytes of a message that are taken in at a time, before it is another step's turn: a rank that reads without end
-/// sends nothing.
-pub(crate) const TURN: usize = 256 << 10;
+/// Bytes of a message, a window or a slice that are worked on before it is the turn of another step or operation: a rank
+/// that reads without end sends nothing.
+pub(crate) const BYTES_PER_TURN: usize = 256 << 10;
 
 /// How far a step has come.
 #[derive(Clone, Copy, Debug, Default)]
@@ -291,7 +291,7 @@ impl Operands {
         } = self;
         let size = elements.size_in(dst.buffer);
         let convert = elements.conversion(dst, wire);
-        let turn = progress.bytes.saturating_add(TURN);
+        let turn = progress.bytes.saturating_add(BYTES_PER_TURN);
         while progress.bytes < length {
             if progress.bytes >= turn {
                 return Ok(());

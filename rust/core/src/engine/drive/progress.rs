@@ -77,7 +77,7 @@ pub(crate) struct Found {
 const ROUNDS_PER_LOOK: u32 = 256;
 
 /// How long a short operation may wait for the thread; a hundredth of a core's time goes into looking so often.
-const NAP: Duration = Duration::from_micros(250);
+const NAP_LENGTH: Duration = Duration::from_micros(250);
 
 /// Naps, since something was last handed over, before the sleep that another thread has to end.
 const NAPS: u32 = 16;
@@ -198,7 +198,7 @@ impl<G: Driven> Progress<G> {
             } else if naps < NAPS && !self.handover.is_stopping() {
                 naps += 1;
                 backoff.reset();
-                self.parker.nap(NAP);
+                self.parker.nap(NAP_LENGTH);
             } else {
                 groups.retain(|group| !group.dismiss());
             }

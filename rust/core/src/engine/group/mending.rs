@@ -17,7 +17,7 @@ use crate::engine::state::{Core, Group, Mail};
 const PAUSES: [u64; 6] = [1, 2, 5, 10, 20, 50];
 
 /// How long one try may take once the peer's host has answered: its process may be short of time.
-const TRY: Duration = Duration::from_secs(2);
+const TRY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a connection is tried that the system has given up as long as a host may be silent: another may lead there at once.
 const AFTER_SILENCE: Duration = Duration::from_millis(1500);
@@ -132,7 +132,7 @@ impl Group {
                 return Ok(());
             }
             let request = ConnectRequest {
-                deadline: self.clock.now() + TRY,
+                deadline: self.clock.now() + TRY_TIMEOUT,
                 ..*request
             };
             // The peer may have taken the socket of a try that this side gave up.

@@ -24,7 +24,7 @@ use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::message::frame::NOTE;
 use crate::engine::message::meeting::Posted;
 use crate::engine::reports::{MessagePrint, Print};
-use crate::engine::state::{Core, Group, LARGE, Membership, Operation};
+use crate::engine::state::{Core, Group, Membership, Operation, WAKES_THREAD_FROM};
 use crate::engine::timeline::Begun;
 use crate::engine::traffic::Place;
 use crate::engine::work::{Completion, WorkState};
@@ -502,7 +502,10 @@ impl Group {
         if moves {
             self.step(core);
         }
-        self.after_submit(core, (!options.blocking).then_some(bytes >= LARGE));
+        self.after_submit(
+            core,
+            (!options.blocking).then_some(bytes >= WAKES_THREAD_FROM),
+        );
         Ok(work)
     }
 

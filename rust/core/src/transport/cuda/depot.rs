@@ -32,8 +32,8 @@ use crate::transport::Page;
 
 /// The part of a device's memory that a depot is, and its least and greatest length.
 const PART_OF_MEMORY: usize = 256;
-const LEAST: usize = 32 << 20;
-const GREATEST: usize = 512 << 20;
+const SMALLEST_DEPOT: usize = 32 << 20;
+const LARGEST_DEPOT: usize = 512 << 20;
 
 /// Slots begin at multiples of this.
 const ALIGNMENT: usize = 256;
@@ -88,7 +88,7 @@ impl Depot {
         if let Some(depot) = there.find(|depot| depot.device.number() == device.number()) {
             return Ok(depot);
         }
-        let bytes = (device.memory() / PART_OF_MEMORY).clamp(LEAST, GREATEST);
+        let bytes = (device.memory() / PART_OF_MEMORY).clamp(SMALLEST_DEPOT, LARGEST_DEPOT);
         let bytes = 1_usize << bytes.ilog2();
         // Readers find out by the first bytes whether they have mapped what they should.
         let end = ALIGNMENT + bytes;

@@ -51,7 +51,7 @@ const MOST_TO_ONE: usize = 8;
 /// same order.
 const MOST_WAITING: usize = 128;
 /// How often the groups of those are looked for; a group that comes wakes the thread besides.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Messages of one process that are read before others get their turn.
 const AT_A_TIME: usize = 64;
 
@@ -263,7 +263,7 @@ fn run(shared: &Arc<Shared>) {
     let all = &shared.acquaintances;
     let mut waiting: Vec<Waiting> = Vec::new();
     loop {
-        let timeout = (!waiting.is_empty()).then(|| timespec(LOOK));
+        let timeout = (!waiting.is_empty()).then(|| timespec(LOOK_INTERVAL));
         let mut events = [const { MaybeUninit::uninit() }; 16];
         let events = match all.reader.get() {
             // The thread was quicker than the one that started it.

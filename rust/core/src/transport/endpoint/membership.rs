@@ -100,7 +100,7 @@ struct State {
 pub(super) const PEER_MAY_COME: Duration = Duration::from_secs(2);
 
 /// How often a thread that waits for another attempt looks whether it is called off.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Whether this side should try to open a link.
 pub(super) enum Way {
@@ -200,7 +200,7 @@ impl Membership {
                 return Ok(begun.and_then(|()| self.admit(peer, lane)));
             }
             patience.left()?;
-            self.changed.wait_for(&mut lanes, LOOK);
+            self.changed.wait_for(&mut lanes, LOOK_INTERVAL);
         }
     }
 
@@ -282,7 +282,7 @@ impl Membership {
                 return Ok(state.linked);
             }
             patience.left()?;
-            self.changed.wait_for(&mut lanes, LOOK);
+            self.changed.wait_for(&mut lanes, LOOK_INTERVAL);
         }
     }
 

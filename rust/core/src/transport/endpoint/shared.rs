@@ -107,10 +107,10 @@ impl Shared {
 
     /// Keeps the word of a group that has been left, in place of the oldest ones.
     pub(super) fn remember(&self, membership: Arc<Membership>) {
-        const KEPT: usize = 256;
+        const MOST_DEPARTED: usize = 256;
         let mut departed = self.departed.lock();
         departed.push_back(membership);
-        let surplus = departed.len().saturating_sub(KEPT);
+        let surplus = departed.len().saturating_sub(MOST_DEPARTED);
         let forgotten: Vec<_> = departed.drain(..surplus).collect();
         drop(departed);
         drop(forgotten);

@@ -23,18 +23,18 @@ use crate::sync::Word;
 use crate::transport::READ_BY_SEVERAL_FROM;
 
 /// How much is read at once into memory between: it stays in the cache until it is folded.
-const BLOCK: usize = 64 << 10;
+const FOLDED_AT_ONCE: usize = 64 << 10;
 
 /// How much is read at once into its place, so that a caller with several links comes round to all of them, and to what
 /// it sends meanwhile.
-const PIECE: usize = 256 << 10;
+const READ_AT_ONCE: usize = 256 << 10;
 
 /// How much several threads read at once, some milliseconds long: each time they have to be woken.
-const TOGETHER: usize = 64 << 20;
+const READ_TOGETHER: usize = 64 << 20;
 
 /// How long a process that has not ended may seem to be gone: one with much memory takes that long to end. One whose first
 /// thread alone has ended seems to be gone for good.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LONGEST_ENDING: Duration = Duration::from_secs(10);
 
 /// The side that reads what is lent.
 pub(super) struct Borrower<L> {
@@ -234,8 +234,8 @@ impl<L: Ledger> Borrower<L> {
     ) -> Result<(usize, Back)> {
         let workers = self.free_workers(bytes.len());
         let limit = bytes.len().min(match workers {
-            Some(_) => TOGETHER,
-            None => PIECE,
+            Some(_) => READ_TOGETHER,
+            None => READ_AT_ONCE,
         });
         let mut done = 0;
         while done < limit
@@ -269,7 +269,7 @@ impl<L: Ledger> Borrower<L> {
         fold: &mut dyn FnMut(&[u8]),
     ) -> Result<(usize, Back)> {
         assert!((1..=MAX_ALIGN).contains(&align) && max.is_multiple_of(align));
-        let limit = max.min(PIECE / align * align);
+        let limit = max.min(READ_AT_ONCE / align * align);
         let mut done = 0;
         while done < limit
             && let Some(count) = self.left_of_run(limit - done)
@@ -284,7 +284,9 @@ impl<L: Ledger> Borrower<L> {
                     fold(lent);
                     (count, self.verdict())
                 }
-                Place::InPrivate => self.fold_block(count.min(BLOCK / align * align), fold)?,
+                Place::InPrivate => {
+                    self.fold_block(count.min(FOLDED_AT_ONCE / align * align), fold)?
+                }
                 Place::Nowhere => (count, self.stall()),
             };
             match attempt {
@@ -308,7 +310,7 @@ impl<L: Ledger> Borrower<L> {
             static BETWEEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
         BETWEEN.with_borrow_mut(|between| {
-            between.resize(BLOCK, 0);
+            between.resize(FOLDED_AT_ONCE, 0);
             let attempt = self.read(&mut between[..count], None)?;
             if matches!(attempt, Attempt::Read) {
                 fold(&between[..count]);
@@ -421,7 +423,7 @@ impl<L: Ledger> Borrower<L> {
         }
         // A process that ends takes its memory with it before it has ended.
         let since = *self.loan.gone_since.get_or_insert_with(Instant::now);
-        if errno == Errno::SRCH && since.elapsed() < PATIENCE {
+        if errno == Errno::SRCH && since.elapsed() < LONGEST_ENDING {
             return Ok(self.stall());
         }
         let number = self.peer.as_ref().map_or(0, |peer| peer.process().number());

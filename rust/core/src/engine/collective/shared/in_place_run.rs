@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use crate::engine::collective::elements::Elements;
 use crate::engine::collective::operands::Operands;
+use crate::engine::collective::transfer::BYTES_PER_TURN;
 use crate::plan::signals::{MOST_RANKS, Peers};
 use crate::plan::{Buffer, Plan, Sources, Span, Step};
 use crate::reduce::{Source, Streaming};
@@ -20,13 +21,10 @@ use crate::transport::Shared;
 use crate::types::Rank;
 
 /// Bytes of the slice that are summed up before they are stored: with as many from every rank they stay in the cache.
-const BLOCK: usize = 4 << 10;
+const SUMMED_AT_ONCE: usize = 4 << 10;
 
 /// Bytes of the slice between two looks at whether the peers still share.
-const STRETCH: usize = 64 << 10;
-
-/// Bytes of the slice between two turns of other operations.
-const TURN: usize = 256 << 10;
+const BYTES_PER_LOOK: usize = 64 << 10;
 
 /// One rank's part.
 #[derive(Debug)]
@@ -105,11 +103,11 @@ fn work(
         .workers
         .as_ref()
         .map(|workers| workers.threads());
-    let most = TURN * threads.unwrap_or(1);
+    let most = BYTES_PER_TURN * threads.unwrap_or(1);
     let end = bytes.min(*done + most);
     let (stretch, block) = match threads {
         Some(_) => (most, most),
-        None => (STRETCH, BLOCK),
+        None => (BYTES_PER_LOOK, SUMMED_AT_ONCE),
     };
     while *done < end {
         let stretch = stretch.min(end - *done);
