@@ -33,7 +33,7 @@ fn running_in(average: &str) -> Option<usize> {
 
 /// Where this process may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Placement {
     /// The memory node that all of its cores belong to, on a machine that has several; `None` where they belong to more, or
     /// the system does not tell.
     pub(crate) node: Option<u16>,
@@ -46,7 +46,7 @@ pub(crate) struct Place {
 }
 
 /// This process's place. Its threads may be bound later, which is not seen.
-pub(crate) fn place() -> Place {
+pub(crate) fn place() -> Placement {
     let allowed = sched_getaffinity(None).map_or_else(|_| BTreeSet::new(), |set| numbers(&set));
     place_in(Path::new("/sys/devices/system"), &allowed)
 }
@@ -58,7 +58,7 @@ fn numbers(set: &CpuSet) -> BTreeSet<usize> {
 }
 
 /// The place of a process that may use the cores `allowed`, on the machine that `sys` describes.
-fn place_in(sys: &Path, allowed: &BTreeSet<usize>) -> Place {
+fn place_in(sys: &Path, allowed: &BTreeSet<usize>) -> Placement {
     let nodes: Vec<(u16, BTreeSet<usize>)> = entries(&sys.join("node"), "node")
         .filter_map(|(number, path)| {
             let cores = list(&fs::read_to_string(path.join("cpulist")).ok()?)?;
@@ -73,7 +73,7 @@ fn place_in(sys: &Path, allowed: &BTreeSet<usize>) -> Place {
         .iter()
         .filter_map(|core| last_cache(&sys.join(format!("cpu/cpu{core}/cache"))))
         .collect();
-    Place {
+    Placement {
         node: node.map(|(number, _)| *number),
         nodes: nodes.len(),
         cores: nodes.iter().map(|(_, cores)| cores.len()).sum(),
@@ -192,7 +192,7 @@ mod tests {
     fn a_process_bound_to_a_node_is_there() {
         let sys = machine();
         let place = |cores: &[usize]| place_in(&sys.0, &cores.iter().copied().collect());
-        let expected = |node, caches| Place {
+        let expected = |node, caches| Placement {
             node,
             nodes: 2,
             cores: 8,
@@ -205,7 +205,7 @@ mod tests {
         let unknown = place_in(&sys.0.join("nowhere"), &BTreeSet::from([0]));
         assert_eq!(
             unknown,
-            Place {
+            Placement {
                 node: None,
                 nodes: 0,
                 cores: 0,

@@ -52,7 +52,7 @@ const LONGEST_UNCUT: usize = 64 << 20;
 /// A message's way between a stream and the host.
 pub(super) struct BounceBuffer {
     window: Pinned,
-    cut: Cut,
+    cut: MessageCut,
     /// The whole message, where it has several pieces.
     whole: Option<Scratch>,
     /// Pieces that the host has moved.
@@ -72,7 +72,7 @@ pub(super) enum Direction {
 
 /// How a message is cut, and where its stream finds the pieces and the words.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct MessageCut {
     window: u64,
     words: u64,
     /// The addresses that pieces are fetched from.
@@ -185,7 +185,7 @@ impl BounceBuffer {
         };
         let words = window.address() + (window.bytes() - WORDS) as u64;
         let buffer = Self {
-            cut: Cut {
+            cut: MessageCut {
                 window: window.address(),
                 words,
                 addresses: is_fetched.then(|| words - ADDRESSES as u64),
@@ -203,7 +203,7 @@ impl BounceBuffer {
     }
 
     /// The cut, for its stream.
-    pub(super) fn cut(&self) -> Cut {
+    pub(super) fn cut(&self) -> MessageCut {
         self.cut
     }
 
@@ -374,7 +374,7 @@ fn place_of(count: Count) -> usize {
     128 * count as usize
 }
 
-impl Cut {
+impl MessageCut {
     /// A piece's place in the window, its first byte in the message, and its length.
     fn piece(&self, index: u32) -> (usize, usize, usize) {
         let first = index as usize * self.piece;
@@ -432,8 +432,8 @@ impl Cut {
         self.pieces as usize * ADDRESS
     }
 
-    /// As [`Cut::enqueue_receive`], of pieces that are fetched. At `words` is as much of the device's memory as the addresses
-    /// take, this message's alone: they are brought there first, since all blocks of a kernel read one.
+    /// As [`MessageCut::enqueue_receive`], of pieces that are fetched. At `words` is as much of the device's memory as the
+    /// addresses take, this message's alone: they are brought there first, since all blocks of a kernel read one.
     pub(super) fn enqueue_fetch(
         &self,
         memory: &Memory,

@@ -109,8 +109,9 @@ impl DeviceGroup {
         }
         let lanes = self.messages.lanes.take();
         let has_failed = self.failure.get().is_some();
-        let state = (self.is_lost(), has_failed);
-        self.messages.depots.close(state, lanes);
+        self.messages
+            .depots
+            .close(self.is_lost(), has_failed, lanes);
         let way = self.way.write().take();
         if let Some(way) = way {
             match Arc::try_unwrap(way) {

@@ -15,7 +15,7 @@ use crate::transport::cuda::flags::{Flags, Signal, Spot};
 use crate::transport::cuda::window::Windows;
 use crate::types::{Collective, Rank, ReduceOp};
 
-use super::places::{Found, Places};
+use super::places::{FoundPlaces, Places};
 use super::staged::Staged;
 
 /// Work on memory is fastest from multiples of this number of bytes on.
@@ -164,7 +164,7 @@ impl Direct {
         plan: &Plan,
         (request, shape): (&Request, &Shape),
         print: &[u8],
-    ) -> Option<(Found, u32)> {
+    ) -> Option<(FoundPlaces, u32)> {
         let places = self.places.as_deref();
         let places = places.filter(|_| self.is_in_place(request, shape))?;
         let operation = number_of(print);

@@ -21,7 +21,7 @@ use crate::plan::signals::Peers;
 use crate::plan::windows::{InPlace, Put};
 use crate::transport::cuda::driver::{Device, Pinned};
 use crate::transport::cuda::flags::{Flags, Located};
-use crate::transport::cuda::heap::{self, Segment, Shared};
+use crate::transport::cuda::heap::{self, Segment, ToldSegment};
 use crate::transport::cuda::kernels::MOST_ENTRIES;
 use crate::transport::cuda::mappings::map;
 use crate::transport::cuda::telling::Told;
@@ -57,7 +57,7 @@ struct State {
 }
 
 struct Own {
-    segment: Shared,
+    segment: ToldSegment,
     mapped_by: Peers,
 }
 
@@ -72,7 +72,7 @@ struct Peer {
 }
 
 /// The parts of an operation that are read in place: the place that peers are told, and the address where the half would begin.
-pub(super) type Found = InPlace<(Located, u64)>;
+pub(super) type FoundPlaces = InPlace<(Located, u64)>;
 
 impl Places {
     /// Of a group of `world` ranks.
@@ -208,7 +208,7 @@ impl Places {
 
     /// The parts of `plan` that happen where the buffers lie; the number `operation` tells it from others. A segment that peers
     /// have not been told of is noted, to be announced, and is not used yet.
-    pub(super) fn in_place(&self, plan: &Plan, request: &Request, operation: u32) -> Found {
+    pub(super) fn in_place(&self, plan: &Plan, request: &Request, operation: u32) -> FoundPlaces {
         let is_multiplied = matches!(request.op, Some(ReduceOp::PremulSum(_)));
         let found = InPlace::find(plan, request.collective, |put, to| match is_multiplied {
             true => None,
@@ -255,7 +255,7 @@ impl Places {
         let Some(at) = state.own.iter().position(is_it) else {
             if state.own.len() < MOST_ENTRIES {
                 state.own.push(Own {
-                    segment: Shared::new(Arc::clone(segment)),
+                    segment: ToldSegment::new(Arc::clone(segment)),
                     mapped_by: Peers::none(),
                 });
             }

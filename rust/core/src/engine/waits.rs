@@ -311,7 +311,7 @@ fn middle(bar: usize) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::traffic::Place;
+    use crate::engine::traffic::TrafficClass;
     use crate::types::Collective;
 
     fn ms(count: u64) -> Duration {
@@ -333,20 +333,18 @@ mod tests {
     fn the_rank_that_comes_last_is_named() {
         let (start, mut waits) = (Instant::now(), Waits::default());
         let name = |rank: Rank| format!("rank {rank}");
+        let row = |collective, bytes| TrafficClass::of(collective, bytes).row();
         for round in 0..300 {
             waits.begin(start, vec![2, 1, 2]);
             waits.pause(|| start + ms(1));
             waits.begin(start + ms(1), vec![2]);
             waits.pause(|| start + ms(5));
             let bytes = if round < 100 { 8 } else { 4096 };
-            assert_eq!(
-                waits.end(Place::of(Collective::AllReduce, bytes).row()),
-                ms(5)
-            );
+            assert_eq!(waits.end(row(Collective::AllReduce, bytes)), ms(5));
             // It did not wait.
             waits.begin(start, Vec::new());
             waits.pause(|| start + ms(9));
-            assert_eq!(waits.end(Place::of(Collective::Barrier, 0).row()), ms(0));
+            assert_eq!(waits.end(row(Collective::Barrier, 0)), ms(0));
         }
         let record = waits.record(|rank| json!({"rank": rank}));
         assert_eq!(record["operations"], 300);

@@ -35,7 +35,7 @@ pub use self::channel::{ControlChannel, Notice, POSITION_BYTES, PeerState, Posit
 pub(crate) use self::neighbour::READ_BY_SEVERAL_FROM;
 pub use self::neighbour::{Neighbour, Shareable};
 pub(crate) use self::shm::WRITERS_PATIENCE;
-pub use self::shm::{Page, Shared};
+pub use self::shm::{Page, SharedSpan};
 pub use self::tcp::mending::{Breach, Hindrance, Mend, Outage, Part, SocketId};
 pub use self::tcp::stripes::Stripe;
 pub use self::terms::{Lending, Loan, Terms, Ticket};

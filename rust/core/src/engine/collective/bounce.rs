@@ -79,7 +79,7 @@ impl RepeatedSends {
 
 /// The bounce of one operation.
 #[derive(Debug)]
-pub(crate) struct BounceBuffer {
+pub(crate) struct StagedSpans {
     scratch: Scratch,
     /// Bytes of an element at most.
     size: usize,
@@ -87,7 +87,7 @@ pub(crate) struct BounceBuffer {
     filled: Vec<bool>,
 }
 
-impl BounceBuffer {
+impl StagedSpans {
     /// For an operation with these repeated_sends, on elements of at most `size` bytes of `source`; in `spare` memory, if that
     /// is enough. `None`: not worth it, or there is no room.
     pub(crate) fn new(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::engine::calibrate;
 use crate::plan::cost::{Costs, Rounded};
-use crate::processors::{Place, cores, place};
+use crate::processors::{Placement, cores, place};
 use crate::rendezvous::roster::Member as Introduced;
 use crate::transport::endpoint::{Address, Endpoint};
 
@@ -13,7 +13,7 @@ const NEAR_ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// The cores that the ranks of this host share: where they are bound to memory nodes, those of all nodes.
 fn shared_cores() -> usize {
-    let Place {
+    let Placement {
         node,
         cores: of_all,
         ..

@@ -10,8 +10,8 @@ use crate::error::{Code, Error, Result};
 use crate::heap::{Held, Place};
 use crate::transport::endpoint::Lane;
 use crate::transport::{
-    Interest, Lending, Link, Loan, MESSAGE_HEADER, Neighbour, Notice, PeerState, Shareable, Shared,
-    Terms, Ticket,
+    Interest, Lending, Link, Loan, MESSAGE_HEADER, Neighbour, Notice, PeerState, Shareable,
+    SharedSpan, Terms, Ticket,
 };
 use crate::types::Rank;
 
@@ -192,7 +192,7 @@ macro_rules! named_of_neighbours {
 named_of_neighbours! {
     try_lend(header: &[u8; MESSAGE_HEADER], runs: &[(usize, usize)], terms: Terms) -> Lending, or Lending::Unfit;
     try_share(header: &[u8; MESSAGE_HEADER], what: Shareable<'_>) -> Lending, or Lending::Unfit;
-    shared() -> Option<Shared>, or None;
+    shared() -> Option<SharedSpan>, or None;
     loan(ticket: Ticket) -> Loan, or Loan::Returned;
     reach(place: Place, bytes: usize) -> Option<Held>, or None;
 }

@@ -3,7 +3,7 @@
 //! A process has one on each device, while a group there has use for it. A message takes a [`Slot`] until its receiver has
 //! fetched it.
 //!
-//! Two ranks tell each other of their depots in the page of the link between them ([`Pair`]): the owner leaves a record
+//! Two ranks tell each other of their depots in the page of the link between them ([`DepotWords`]): the owner leaves a record
 //! there, and the reader, once it has mapped the depot or the driver has refused to, says so. Mapping is for a thread that
 //! calls anyhow: the driver may make a call wait that another thread of the process is in the middle of. So the owner goes
 //! on by other ways until it sees that the reader has mapped the depot.
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::driver::{Device, Stream};
-use super::room::Room;
+use super::room::FreeRanges;
 use super::window::{RECORD, Record, Window};
 use crate::error::Result;
 use crate::locks::Mutex;
@@ -58,8 +58,8 @@ static DEPOTS: Mutex<Vec<Weak<Depot>>> = Mutex::new(Vec::new());
 pub struct Depot {
     device: &'static Device,
     window: Arc<Window>,
-    slots: Mutex<Room>,
-    words: Mutex<Room>,
+    slots: Mutex<FreeRanges>,
+    words: Mutex<FreeRanges>,
     /// Bytes of the longest message.
     longest: usize,
     /// Where the words begin.
@@ -96,8 +96,8 @@ impl Depot {
         let depot = Arc::new(Self {
             device,
             window,
-            slots: Mutex::new(Room::new(ALIGNMENT, end)),
-            words: Mutex::new(Room::new(end, end + WORDS)),
+            slots: Mutex::new(FreeRanges::new(ALIGNMENT, end)),
+            words: Mutex::new(FreeRanges::new(end, end + WORDS)),
             longest: bytes,
             first_word: end,
             fetched: AtomicU64::new(0),
@@ -214,13 +214,13 @@ pub enum Mapped {
 
 /// The words by which two ranks tell each other of their depots.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct DepotWords {
     page: Page,
     /// This rank is the lower one.
     lower: bool,
 }
 
-impl Pair {
+impl DepotWords {
     /// Over a page that nothing else uses.
     pub fn new(page: Page, lower: bool) -> Self {
         Self { page, lower }

@@ -19,7 +19,7 @@ const STRIDE: usize = 16;
 
 /// One end of a lane.
 #[derive(Debug)]
-pub struct Lane {
+pub struct LaneWords {
     page: Page,
     registered: Registered,
     /// The lower rank of the link sends.
@@ -28,7 +28,7 @@ pub struct Lane {
     awaits: Signal,
 }
 
-impl Lane {
+impl LaneWords {
     /// Its end for the rank that sends, or receives, which makes both halves empty: once each.
     ///
     /// # Errors

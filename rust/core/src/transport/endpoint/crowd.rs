@@ -61,7 +61,7 @@ pub(super) struct Crowd {
 
 /// Whether another connection may come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum Admission {
     Free,
     /// When this guest goes.
     InPlaceOf(u64),
@@ -84,9 +84,9 @@ impl Crowd {
         guests: &BTreeMap<u64, Guest>,
         visiting: usize,
         limits: &Limits,
-    ) -> Room {
+    ) -> Admission {
         if guests.len() + visiting < limits.simultaneous {
-            return Room::Free;
+            return Admission::Free;
         }
         let grace = self.pressure.grace(limits.grace, limits.simultaneous);
         let find = |greeted, grace| {
@@ -97,9 +97,9 @@ impl Crowd {
         match stranger {
             Some((id, _)) => {
                 self.pressure.shown_out += 1;
-                Room::InPlaceOf(*id)
+                Admission::InPlaceOf(*id)
             }
-            None => Room::After(grace.min(LONGEST_PAUSE)),
+            None => Admission::After(grace.min(LONGEST_PAUSE)),
         }
     }
 }

@@ -77,7 +77,7 @@ struct Reading {
 }
 
 /// Where the bytes are that are to be read next.
-enum Place<'a> {
+enum NextBytes<'a> {
     Here(&'a [u8]),
     InPrivate,
     /// They are being moved.
@@ -243,12 +243,12 @@ impl<L: Ledger> Borrower<L> {
         {
             let target = &mut bytes[done..done + count];
             let attempt = match self.place(heap, count)? {
-                Place::Here(lent) => {
+                NextBytes::Here(lent) => {
                     copy(target, lent);
                     self.verdict()
                 }
-                Place::InPrivate => self.read(target, workers.as_deref())?,
-                Place::Nowhere => self.stall(),
+                NextBytes::InPrivate => self.read(target, workers.as_deref())?,
+                NextBytes::Nowhere => self.stall(),
             };
             match attempt {
                 Attempt::Read => self.advance(count),
@@ -280,14 +280,14 @@ impl<L: Ledger> Borrower<L> {
                 return Err(corrupt(format_args!("a run that is no whole element")));
             }
             let (count, attempt) = match self.place(heap, count)? {
-                Place::Here(lent) => {
+                NextBytes::Here(lent) => {
                     fold(lent);
                     (count, self.verdict())
                 }
-                Place::InPrivate => {
+                NextBytes::InPrivate => {
                     self.fold_block(count.min(FOLDED_AT_ONCE / align * align), fold)?
                 }
-                Place::Nowhere => (count, self.stall()),
+                NextBytes::Nowhere => (count, self.stall()),
             };
             match attempt {
                 Attempt::Read => self.advance(count),
@@ -320,23 +320,23 @@ impl<L: Ledger> Borrower<L> {
     }
 
     /// Where the next `count` bytes are.
-    fn place<'a>(&self, heap: Option<&'a PeerHeap>, count: usize) -> Result<Place<'a>> {
+    fn place<'a>(&self, heap: Option<&'a PeerHeap>, count: usize) -> Result<NextBytes<'a>> {
         let run = self.loan.runs[self.loan.run];
         let (segment, at) = match self.loan.reported {
             // Also of what was in the heap before.
             true => match self.account.moved_to() {
                 Some(segment) => (segment, self.loan.before + self.loan.within),
-                None => return Ok(Place::Nowhere),
+                None => return Ok(NextBytes::Nowhere),
             },
             false => (run.segment, run.at + self.loan.within),
         };
         let Some(heap) = heap.filter(|_| segment != 0) else {
-            return Ok(Place::InPrivate);
+            return Ok(NextBytes::InPrivate);
         };
         // SAFETY: the peer lent these bytes and leaves them alone until they are given back, which is after the slice's
         // last use (`recv`, `fold`); they are used as numbers alone.
         let lent = unsafe { heap.slice(segment, at, count) }?;
-        Ok(lent.map_or(Place::InPrivate, Place::Here))
+        Ok(lent.map_or(NextBytes::InPrivate, NextBytes::Here))
     }
 
     /// Whether what has just been read counts: the sender had not taken it back before.

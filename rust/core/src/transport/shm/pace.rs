@@ -244,7 +244,7 @@ impl Choices {
     fn tell(&mut self, bytes: usize, paces: Paces) {
         if let Some(suppressed) = self.log.line() {
             let way = match self.classes[class(bytes)].faster {
-                Some(Way::Loan) => "the peer reads them where they lie",
+                Some(Carrier::Loan) => "the peer reads them where they lie",
                 _ => "they are copied through the ring",
             };
             let us_per_mib = |pace: Pace| pace.0 / 1000;
@@ -261,7 +261,7 @@ impl Choices {
 
 /// How a long message goes to a peer on the same host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Carrier {
     Ring,
     Loan,
 }
@@ -277,7 +277,7 @@ struct Choice {
     /// How often either has been looked at again.
     looks: u32,
     /// The way that was the faster one when both were last compared.
-    faster: Option<Way>,
+    faster: Option<Carrier>,
     /// Two threads read what is lent, and so either way takes two cores.
     is_even: bool,
 }
@@ -345,7 +345,7 @@ impl Choice {
             };
             let lends = both(outgoing.loan, incoming.loan) * ahead.0
                 < both(outgoing.ring, incoming.ring) * ahead.1;
-            self.faster = Some(if lends { Way::Loan } else { Way::Ring });
+            self.faster = Some(if lends { Carrier::Loan } else { Carrier::Ring });
             lends
         };
         *if lend {

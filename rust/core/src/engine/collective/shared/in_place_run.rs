@@ -17,7 +17,7 @@ use crate::engine::collective::transfer::BYTES_PER_TURN;
 use crate::plan::signals::{MOST_RANKS, Peers};
 use crate::plan::{Buffer, Plan, Sources, Span, Step};
 use crate::reduce::{Source, Streaming};
-use crate::transport::Shared;
+use crate::transport::SharedSpan;
 use crate::types::Rank;
 
 /// Bytes of the slice that are summed up before they are stored: with as many from every rank they stay in the cache.
@@ -58,7 +58,7 @@ impl InPlaceRun {
     pub(super) fn advance<'a>(
         &mut self,
         operands: &mut Operands,
-        shared: impl Iterator<Item = (Rank, &'a mut Shared)>,
+        shared: impl Iterator<Item = (Rank, &'a mut SharedSpan)>,
     ) -> bool {
         let Some(&Step::ReduceAll {
             srcs: Sources::Outputs,
@@ -68,7 +68,7 @@ impl InPlaceRun {
         else {
             unreachable!("a plan in place reduces, and that is all");
         };
-        let mut together: Vec<(Rank, &mut Shared)> = Vec::with_capacity(operands.world);
+        let mut together: Vec<(Rank, &mut SharedSpan)> = Vec::with_capacity(operands.world);
         together.extend(shared);
         let (start, bytes) = bytes_of(operands, dst);
         let allowed = work(
@@ -96,7 +96,7 @@ fn work(
     operands: &mut Operands,
     (start, bytes, theirs): (usize, usize, usize),
     done: &mut usize,
-    (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
+    (shared, copies): (&mut [(Rank, &mut SharedSpan)], Peers),
 ) -> bool {
     let threads = operands
         .elements
@@ -136,7 +136,7 @@ fn reduce(
     elements: &Elements,
     sum: &mut [u8],
     at: usize,
-    (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
+    (shared, copies): (&mut [(Rank, &mut SharedSpan)], Peers),
 ) {
     let world = elements.contributors();
     let mut sources = [Source::Destination; MOST_RANKS];
