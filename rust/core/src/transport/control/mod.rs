@@ -10,14 +10,13 @@
 //! channel is dropped. The end of the socket is the end of the peer: an orderly one announces it with a farewell, so an end
 //! without it means that the process is gone. A peer that breaks the rules is another matter: it is not said to be gone.
 //!
-//! Where the socket can be replaced after a break (`tcp`), both sides say again over the next one what holds (`standing.rs`).
+//! Where the socket can be replaced after a break (`tcp`), both sides say again over the next one what holds (`outbound.rs`).
 //!
 //! Between processes of a host it also passes the segments of their heaps (`segments.rs`).
 
 mod frame;
 mod outbound;
 mod segments;
-mod standing;
 #[cfg(test)]
 mod tests;
 
@@ -34,9 +33,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recv, recvmsg,
 };
 
-use self::outbound::Outbound;
+use self::outbound::{Outbound, Standing};
 use self::segments::Segments;
-use self::standing::Standing;
 use super::cipher::{Cipher, Failure, Sealed};
 use super::tcp::mending::SocketId;
 use super::{PeerState, Position};

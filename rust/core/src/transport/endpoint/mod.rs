@@ -31,7 +31,6 @@ mod interface;
 mod listen;
 mod membership;
 mod outside;
-mod parked;
 mod presence;
 mod rate;
 mod requests;

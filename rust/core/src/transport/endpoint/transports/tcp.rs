@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::super::attempt::{Attempt, Reached, Setback, silent};
-use super::super::parked::Parked;
+use super::super::shared::Parked;
 use super::super::visit::{Reason, Stream, Visit, peer_of};
 use super::super::wire::{Cut, Patience};
 use super::{again, stripes};
