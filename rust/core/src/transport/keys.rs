@@ -114,7 +114,7 @@ impl GroupKey {
     ///
     /// # Errors
     /// As [`KeyPair::random`].
-    pub fn unconnected() -> Result<Self> {
+    pub(crate) fn unconnected() -> Result<Self> {
         let own = Arc::new(KeyPair::random()?);
         let public = own.public();
         Ok(Self::new(own, (vec![public], b""), [0; 32], false))

@@ -10,7 +10,7 @@
 
 mod channel;
 pub mod cipher;
-pub mod control;
+pub(crate) mod control;
 pub mod cuda;
 pub mod endpoint;
 pub(crate) mod ends;

@@ -210,6 +210,6 @@ pub fn find(address: u64, bytes: u64) -> Option<Arc<Segment>> {
 ///
 /// # Errors
 /// `System` where there is no memory left for that.
-pub fn await_rest(device: &'static Device) -> Result<()> {
+pub(crate) fn await_rest(device: &'static Device) -> Result<()> {
     DeviceMemory::allocate(device, ALLOCATION).map(drop)
 }

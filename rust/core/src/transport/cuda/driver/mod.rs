@@ -144,7 +144,7 @@ impl Driver {
     ///
     /// # Errors
     /// As [`Driver::device`].
-    pub fn device_with(&'static self, uuid: [u8; 16]) -> Result<Option<&'static Device>> {
+    pub(crate) fn device_with(&'static self, uuid: [u8; 16]) -> Result<Option<&'static Device>> {
         for number in 0..self.devices.len() as u32 {
             if Device::uuid_of(self, number)? == uuid {
                 return self.device(number).map(Some);

@@ -111,13 +111,13 @@ impl Pinned {
     }
 
     /// As [`Pinned::shared`], of what has been registered before: calls nothing of the driver. `None` where that is too little.
-    pub fn shared_at_once(device: &'static Device, bytes: usize) -> Option<Self> {
+    pub(crate) fn shared_at_once(device: &'static Device, bytes: usize) -> Option<Self> {
         let part = SlabPart::of_what_is_there(device, SlabKind::Shared, bytes)?;
         Some(Self { part })
     }
 
     /// The most bytes that [`Pinned::shared_at_once`] has now.
-    pub fn most_at_once(device: &Device) -> usize {
+    pub(crate) fn most_at_once(device: &Device) -> usize {
         SlabPart::longest(device, SlabKind::Shared)
     }
 
