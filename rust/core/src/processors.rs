@@ -123,9 +123,8 @@ fn list(text: &str) -> Option<BTreeSet<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
+    use crate::temporary::Temporary;
 
     #[test]
     fn the_running_threads_are_those_that_the_system_tells() {
@@ -142,24 +141,9 @@ mod tests {
         assert!(!are_free(2, 2, 0) && !are_free(1, 2, 1) && are_free(usize::MAX, 2, 1));
     }
 
-    /// A folder that goes with the test.
-    struct Sys(PathBuf);
-
-    impl Sys {
-        fn new(name: &str) -> Self {
-            Self(std::env::temp_dir().join(format!("unisono-{name}-{}", std::process::id())))
-        }
-    }
-
-    impl Drop for Sys {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     /// A machine of two sockets with four cores each, which share caches in pairs, and a node of memory alone.
-    fn machine() -> Sys {
-        let sys = Sys::new("two-sockets");
+    fn machine() -> Temporary {
+        let sys = Temporary::new();
         let write = |path: String, text: &str| {
             let path = sys.0.join(path);
             fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
@@ -216,7 +200,7 @@ mod tests {
 
     #[test]
     fn one_node_is_no_news() {
-        let sys = Sys::new("one-node");
+        let sys = Temporary::new();
         fs::create_dir_all(sys.0.join("node/node0")).expect("a folder");
         fs::write(sys.0.join("node/node0/cpulist"), "0-1").expect("a file");
         let place = place_in(&sys.0, &BTreeSet::from([0, 1]));
