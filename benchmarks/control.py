@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import socket
 import statistics
 import sys
 import time
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from harness import report
+from harness.jobs import free_port
 
 PAUSE = 0.002  # seconds between calls
 BLOCK = 50  # calls before the other backend's turn
@@ -94,11 +94,6 @@ def run_rank(environment: dict[str, str], rows: list[str], calls: int, parent: C
 def compute() -> None:
     while True:
         sum(range(10_000))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def measure(ranks: int, neighbours: int, rows: list[str], calls: int) -> Any:

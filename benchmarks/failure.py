@@ -26,7 +26,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -40,6 +39,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from harness import report
+from harness.jobs import free_port
 
 import unisono
 from unisono._chaos import sockets
@@ -150,11 +150,6 @@ def run_rank(row: str, environment: dict[str, str], folder: Path, parent: Connec
     else:
         parent.send((time.monotonic(), ""))
     signal.pause()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def receive(connection: Connection, row: str) -> Any:

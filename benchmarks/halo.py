@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from harness import report
 from harness.arguments import ranks, size, size_name
+from harness.jobs import free_port
 
 import unisono
 
@@ -134,11 +134,6 @@ def play(
     with unisono.init(url, rank=rank, world_size=world, timeout=120) as comm:
         for size in sizes:
             to.send(measure(comm, size, seconds))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def run(world: int, sizes: list[int], seconds: float) -> list[dict[str, float]]:

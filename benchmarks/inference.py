@@ -19,7 +19,6 @@ import contextlib
 import io
 import multiprocessing
 import os
-import socket
 import statistics
 import sys
 import time
@@ -31,6 +30,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from harness import report
+from harness.arguments import size as in_bytes
+from harness.jobs import free_port
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SIZES = ["4K", "10K", "16K", "64K", "256K", "1M", "4M", "32M"]
@@ -121,16 +122,6 @@ def timed(call: Call, tensor: torch.Tensor, calls: int) -> float:
     for _ in range(calls):
         call(tensor)
     return (time.perf_counter() - began) / calls
-
-
-def in_bytes(size: str) -> int:
-    factors = {"K": 1 << 10, "M": 1 << 20}
-    return int(size.rstrip("KM")) * factors.get(size[-1], 1)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def measure(ranks: int, args: argparse.Namespace) -> Any:

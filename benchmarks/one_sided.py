@@ -41,6 +41,7 @@ from typing import Any
 
 import torch
 from harness import report
+from harness.arguments import size as in_bytes
 from harness.arguments import size_name
 from harness.beds import Bed
 from namespaces import Hosts, join, why_not
@@ -278,11 +279,6 @@ def answer(pipe: Connection) -> Any:
     if not pipe.poll(LIMIT):
         raise TimeoutError(f"the other process said nothing for {LIMIT:g} s")
     return pipe.recv()
-
-
-def in_bytes(size: str) -> int:
-    factors = {"K": 1 << 10, "M": 1 << 20}
-    return int(size.rstrip("KM")) * factors.get(size[-1], 1)
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ import numpy as np
 import ray
 import torch
 from harness import report
+from harness.arguments import size as in_bytes
 from ray.experimental.collective import create_collective_group
 
 import unisono
@@ -120,11 +121,6 @@ def show(size: int, times: dict[str, float]) -> None:
     base = times.get("store")
     cells = [f"{t * 1e3:11.2f}" + (f" ({base / t:5.2f})" if base else "") for t in times.values()]
     print(f"{size:>10}" + "".join(cells), flush=True)
-
-
-def in_bytes(size: str) -> int:
-    factors = {"K": 1 << 10, "M": 1 << 20}
-    return int(size.rstrip("KM")) * factors.get(size[-1], 1)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +20,12 @@ from pathlib import Path
 
 START_SECONDS = 180.0
 REPLY_SECONDS = 300.0
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 class RefusedError(Exception):

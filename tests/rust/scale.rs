@@ -1,18 +1,18 @@
 //! Groups of hundreds of ranks, all in this process: what they need grows with the peers that each of them talks to.
 //! How long it takes is measured by `benchmarks/scale.py`.
 
+#[path = "ranks/many.rs"]
+mod many;
 #[path = "../../rust/core/src/skips.rs"]
 mod skips;
 
-use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
 
+use many::{as_ranks, count_ranks, descriptors, free_url};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use skips::skipped;
-use unisono::buffer::Memory;
 use unisono::config::Config;
 use unisono::error::Result;
 use unisono::plan::cost::Costs;
@@ -20,7 +20,6 @@ use unisono::rendezvous::introduction::Introduction;
 use unisono::rendezvous::memory::MemoryStore;
 use unisono::rendezvous::store::Store;
 use unisono::rendezvous::{open_url, roster};
-use unisono::types::{DataType, ReduceOp};
 use unisono::{Communicator, Request};
 
 /// Held by the test that runs: each counts the descriptors of the process.
@@ -34,29 +33,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn config() -> Config {
-    let mut config = Config::default();
-    for name in ["timeout", "join_timeout"] {
-        config.set(name, LIMIT).expect("seconds");
-    }
-    config
-}
-
-/// Where a store may be served.
-fn free_url() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    format!("tcp://{}", listener.local_addr().expect("address"))
-}
-
-/// Runs `body` as every rank, on a thread with a small stack.
-fn as_ranks(world: usize, body: impl Fn(usize) + Sync) {
-    thread::scope(|scope| {
-        for rank in 0..world {
-            let body = &body;
-            let thread = thread::Builder::new().stack_size(512 << 10);
-            let run = move || body(rank);
-            thread.spawn_scoped(scope, run).expect("a thread");
-        }
-    });
+    many::config(LIMIT)
 }
 
 /// Where all ranks wait for each other, and fail when one of them has failed.
@@ -90,24 +67,6 @@ impl Together {
         drop(came);
         assert!(!timed_out.timed_out(), "{count} of {all} have come");
     }
-}
-
-/// Every rank contributes one; the sum is their number.
-fn count_ranks(comm: &Communicator) -> i64 {
-    let mut one = [1_i64];
-    // SAFETY: the array is there until the call returns, and nothing else uses it.
-    unsafe {
-        let memory = Memory::from_raw_parts(one.as_mut_ptr().cast(), size_of_val(&one));
-        let sum = Request::all_reduce(DataType::Int64, ReduceOp::Sum, None, memory);
-        comm.run(sum).expect("a sum");
-    }
-    one[0]
-}
-
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd")
-        .expect("a folder")
-        .count()
 }
 
 /// Lets this process have `wanted` descriptors; says so and returns false where it may not.

@@ -13,6 +13,7 @@ a process that hangs is ended by its alarm.
 from __future__ import annotations
 
 import ctypes
+import gzip
 import mmap
 import os
 import signal
@@ -549,8 +550,8 @@ class Probe:
 
     def modules(self, folder: str) -> None:
         """Load modules twice: the second time the driver has kept what it compiled."""
-        for path in sorted(Path(folder).glob("*.ptx")):
-            text = path.read_bytes() + b"\0"
+        for path in sorted(Path(folder).glob("*.ptx.gz")):
+            text = gzip.decompress(path.read_bytes()) + b"\0"
             times = []
             for _ in range(2):
                 place, start = ctypes.c_size_t(), time.perf_counter()

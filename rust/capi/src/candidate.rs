@@ -12,7 +12,7 @@ use crate::error::{Status, output};
 use crate::fence::{fence, text};
 use crate::handles::Table;
 use crate::joined::{Communicator, register};
-use crate::types::{LONGEST, seconds, string};
+use crate::types::{LONGEST_WAIT, seconds, string};
 
 /// `unisono_candidate`.
 #[repr(C)]
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn unisono_candidate_form(
             // SAFETY: as above.
             .map(|handle| Ok(unsafe { string("handle", *handle)? }.to_owned()))
             .collect::<Result<Vec<_>>>()?;
-        let patience = seconds("the patience", patience)?.unwrap_or(LONGEST);
+        let patience = seconds("the patience", patience)?.unwrap_or(LONGEST_WAIT);
         let formed = kept.candidate.gather(&handles, number, Some(patience))?;
         place.write(register(formed)?);
         Ok(())

@@ -14,7 +14,7 @@ pub use crate::joined::Communicator;
 use crate::joined::{COMMUNICATORS, Joined, on, register};
 use crate::log;
 use crate::store::{self, StoreFunctions};
-use crate::types::{LONGEST, list, seconds, string};
+use crate::types::{LONGEST_WAIT, list, seconds, string};
 
 /// `unisono_unique_id`.
 #[repr(C)]
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn unisono_communicator_grow(
             // SAFETY: the header asks for a text.
             false => Some(MeetingPlace::Url(unsafe { string("url", url)? }.to_owned())),
         };
-        let patience = seconds("the patience", patience)?.unwrap_or(LONGEST);
+        let patience = seconds("the patience", patience)?.unwrap_or(LONGEST_WAIT);
         target.write(register(joined.comm.grow(place, world, patience)?)?);
         Ok(())
     })

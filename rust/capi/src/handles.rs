@@ -29,9 +29,9 @@ const GENERATION: u64 = 1 << GENERATION_SHIFT;
 const DOOMED: u64 = 1 << 27;
 const INSIDE: u64 = DOOMED - 1;
 /// Slots of the first chunk; each further chunk is twice as long.
-const FIRST: usize = if cfg!(loom) { 1 } else { 64 };
+const FIRST_CHUNK: usize = if cfg!(loom) { 1 } else { 64 };
 const CHUNKS: usize = 18;
-const MOST: usize = FIRST * ((1 << CHUNKS) - 1);
+const MOST_HANDLES: usize = FIRST_CHUNK * ((1 << CHUNKS) - 1);
 
 /// The state of a slot. Tests model-check the same code with loom's word in its place.
 pub(crate) trait Word: Default + Send + Sync + 'static {
@@ -206,15 +206,15 @@ impl<T: Send + Sync, W: Word> Table<T, W> {
 
     #[inline]
     fn slot(&self, index: usize) -> Option<&'static Slot<T, W>> {
-        let nth = index / FIRST + 1;
+        let nth = index / FIRST_CHUNK + 1;
         let chunk = nth.ilog2() as usize;
         let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
         if start.is_null() {
             return None;
         }
-        let within = index - FIRST * ((1 << chunk) - 1);
-        // SAFETY: chunk number `chunk` has `FIRST << chunk` slots, and the index of the first one is subtracted; the chunk
-        // was leaked when it was made (`take_index`), so it lives for ever.
+        let within = index - FIRST_CHUNK * ((1 << chunk) - 1);
+        // SAFETY: chunk number `chunk` has `FIRST_CHUNK << chunk` slots, and the index of the first one is subtracted; the
+        // chunk was leaked when it was made (`take_index`), so it lives for ever.
         Some(unsafe { &*start.add(within) })
     }
 
@@ -223,21 +223,24 @@ impl<T: Send + Sync, W: Word> Table<T, W> {
         if free.made == 0 {
             let inherited = self.chunks.iter();
             let inherited = inherited.take_while(|chunk| !chunk.load(Ordering::Relaxed).is_null());
-            free.made = FIRST * ((1 << inherited.count()) - 1);
+            free.made = FIRST_CHUNK * ((1 << inherited.count()) - 1);
         }
         if let Some(index) = free.indices.pop() {
             return Ok(index);
         }
         let index = free.made;
-        if index == MOST {
+        if index == MOST_HANDLES {
             return Err(Error::new(
                 unisono::error::Code::System,
-                format!("there are {MOST} handles of this kind already: are any destroyed?"),
+                format!(
+                    "there are {MOST_HANDLES} handles of this kind already: are any destroyed?"
+                ),
             ));
         }
-        let chunk = (index / FIRST + 1).ilog2() as usize;
+        let chunk = (index / FIRST_CHUNK + 1).ilog2() as usize;
         if self.chunks[chunk].load(Ordering::Relaxed).is_null() {
-            let slots: Box<[Slot<T, W>]> = (0..FIRST << chunk).map(|_| Slot::empty()).collect();
+            let slots: Box<[Slot<T, W>]> =
+                (0..FIRST_CHUNK << chunk).map(|_| Slot::empty()).collect();
             self.chunks[chunk].store(Box::leak(slots).as_mut_ptr(), Ordering::Release);
         }
         free.made += 1;

@@ -17,7 +17,7 @@ use crate::fence::fence;
 
 const ALIGNMENT: usize = 64;
 /// From this size on, a block begins at a page.
-const LARGE: usize = 64 << 10;
+const WHOLE_PAGES_FROM: usize = 64 << 10;
 
 /// The blocks outside the heap, by address.
 static ORDINARY: PerProcess<Mutex<HashMap<usize, Layout>>> = PerProcess::new(Mutex::default);
@@ -46,7 +46,7 @@ fn allocate(bytes: usize) -> Result<NonNull<u8>> {
             format!("{bytes} bytes of memory cannot be had"),
         )
     };
-    let alignment = if bytes >= LARGE {
+    let alignment = if bytes >= WHOLE_PAGES_FROM {
         heap::page()
     } else {
         ALIGNMENT

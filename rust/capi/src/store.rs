@@ -51,7 +51,7 @@ unsafe impl Given for StoreFunctions {
 /// The length that says that there is no value.
 pub const NOT_SET: usize = usize::MAX;
 /// Room for a value at the first attempt.
-const ROOM: usize = 4 << 10;
+const FIRST_ROOM: usize = 4 << 10;
 
 /// The functions, all there.
 #[derive(Clone, Copy)]
@@ -100,7 +100,7 @@ impl Callbacks {
         key: &str,
         mut call: impl FnMut(*mut c_void, usize, *mut usize) -> Status,
     ) -> Result<Option<Vec<u8>>> {
-        let mut room = vec![0_u8; ROOM];
+        let mut room = vec![0_u8; FIRST_ROOM];
         loop {
             let mut length = NOT_SET;
             let status = call(room.as_mut_ptr().cast(), room.len(), &raw mut length);

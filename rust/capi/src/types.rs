@@ -201,7 +201,7 @@ pub const DEFAULT_STREAM: usize = 1;
 pub const FOREVER: f64 = -1.0;
 
 /// Where a wait needs an end, for ever ends after a year.
-pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A time that C gives in seconds; `None` for `UNISONO_FOREVER`.
 pub(crate) fn seconds(name: &str, value: f64) -> Result<Option<Duration>> {

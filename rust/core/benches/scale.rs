@@ -12,16 +12,17 @@
 //! chosen), bytes of the whole, and in seconds: a message's time at either end, the latency and a byte's time between hosts.
 //! Each answer is one line of JSON.
 
+#[path = "../../../tests/rust/ranks/many.rs"]
+mod many;
+
 use std::collections::BTreeSet;
-use std::net::TcpListener;
 use std::process::ExitCode;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use many::{as_ranks, count_ranks, descriptors, free_url};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use unisono::buffer::Memory;
 use unisono::config::Config;
 use unisono::error::Result;
 use unisono::plan::cost::{Costs, predict};
@@ -31,7 +32,7 @@ use unisono::plan::{Algorithm, Counts, DEFAULT_CHUNK, Shape, Step, applicable_on
 use unisono::rendezvous::introduction::Introduction;
 use unisono::rendezvous::store::Store;
 use unisono::rendezvous::{open_url, roster};
-use unisono::types::{Collective, DataType, ReduceOp};
+use unisono::types::Collective;
 use unisono::{Communicator, Request};
 
 const USAGE: &str = "join RANKS | groups RANKS SIZE | store RANKS | predict";
@@ -77,42 +78,11 @@ fn main() -> ExitCode {
 }
 
 fn config() -> Config {
-    let mut config = Config::default();
-    for name in ["timeout", "join_timeout"] {
-        config.set(name, "300").expect("seconds");
-    }
-    config
-}
-
-fn free_url() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    format!("tcp://{}", listener.local_addr().expect("address"))
-}
-
-fn as_ranks(world: usize, body: impl Fn(usize) + Sync) {
-    thread::scope(|scope| {
-        for rank in 0..world {
-            let body = &body;
-            let thread = thread::Builder::new().stack_size(512 << 10);
-            let run = move || body(rank);
-            thread.spawn_scoped(scope, run).expect("a thread");
-        }
-    });
+    many::config("300")
 }
 
 fn sum(comm: &Communicator) {
-    let mut one = [1_i64];
-    // SAFETY: the array is there until the call returns, and nothing else uses it.
-    unsafe {
-        let memory = Memory::from_raw_parts(one.as_mut_ptr().cast(), size_of_val(&one));
-        let sum = Request::all_reduce(DataType::Int64, ReduceOp::Sum, None, memory);
-        comm.run(sum).expect("a sum");
-    }
-    assert_eq!(one[0], comm.world_size() as i64);
-}
-
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+    assert_eq!(count_ranks(comm), comm.world_size() as i64);
 }
 
 /// Kilobytes of memory that this process has.

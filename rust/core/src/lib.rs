@@ -116,6 +116,8 @@ pub mod rendezvous;
 mod skips;
 mod slices;
 mod sync;
+#[cfg(test)]
+mod temporary;
 mod threads;
 mod trace;
 pub mod transport;

@@ -33,7 +33,7 @@ fn running_in(average: &str) -> Option<usize> {
 
 /// Where this process may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Placement {
     /// The memory node that all of its cores belong to, on a machine that has several; `None` where they belong to more, or
     /// the system does not tell.
     pub(crate) node: Option<u16>,
@@ -46,7 +46,7 @@ pub(crate) struct Place {
 }
 
 /// This process's place. Its threads may be bound later, which is not seen.
-pub(crate) fn place() -> Place {
+pub(crate) fn place() -> Placement {
     let allowed = sched_getaffinity(None).map_or_else(|_| BTreeSet::new(), |set| numbers(&set));
     place_in(Path::new("/sys/devices/system"), &allowed)
 }
@@ -58,7 +58,7 @@ fn numbers(set: &CpuSet) -> BTreeSet<usize> {
 }
 
 /// The place of a process that may use the cores `allowed`, on the machine that `sys` describes.
-fn place_in(sys: &Path, allowed: &BTreeSet<usize>) -> Place {
+fn place_in(sys: &Path, allowed: &BTreeSet<usize>) -> Placement {
     let nodes: Vec<(u16, BTreeSet<usize>)> = entries(&sys.join("node"), "node")
         .filter_map(|(number, path)| {
             let cores = list(&fs::read_to_string(path.join("cpulist")).ok()?)?;
@@ -73,7 +73,7 @@ fn place_in(sys: &Path, allowed: &BTreeSet<usize>) -> Place {
         .iter()
         .filter_map(|core| last_cache(&sys.join(format!("cpu/cpu{core}/cache"))))
         .collect();
-    Place {
+    Placement {
         node: node.map(|(number, _)| *number),
         nodes: nodes.len(),
         cores: nodes.iter().map(|(_, cores)| cores.len()).sum(),
@@ -123,9 +123,8 @@ fn list(text: &str) -> Option<BTreeSet<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
+    use crate::temporary::Temporary;
 
     #[test]
     fn the_running_threads_are_those_that_the_system_tells() {
@@ -142,24 +141,9 @@ mod tests {
         assert!(!are_free(2, 2, 0) && !are_free(1, 2, 1) && are_free(usize::MAX, 2, 1));
     }
 
-    /// A folder that goes with the test.
-    struct Sys(PathBuf);
-
-    impl Sys {
-        fn new(name: &str) -> Self {
-            Self(std::env::temp_dir().join(format!("unisono-{name}-{}", std::process::id())))
-        }
-    }
-
-    impl Drop for Sys {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     /// A machine of two sockets with four cores each, which share caches in pairs, and a node of memory alone.
-    fn machine() -> Sys {
-        let sys = Sys::new("two-sockets");
+    fn machine() -> Temporary {
+        let sys = Temporary::new();
         let write = |path: String, text: &str| {
             let path = sys.0.join(path);
             fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
@@ -192,7 +176,7 @@ mod tests {
     fn a_process_bound_to_a_node_is_there() {
         let sys = machine();
         let place = |cores: &[usize]| place_in(&sys.0, &cores.iter().copied().collect());
-        let expected = |node, caches| Place {
+        let expected = |node, caches| Placement {
             node,
             nodes: 2,
             cores: 8,
@@ -205,7 +189,7 @@ mod tests {
         let unknown = place_in(&sys.0.join("nowhere"), &BTreeSet::from([0]));
         assert_eq!(
             unknown,
-            Place {
+            Placement {
                 node: None,
                 nodes: 0,
                 cores: 0,
@@ -216,7 +200,7 @@ mod tests {
 
     #[test]
     fn one_node_is_no_news() {
-        let sys = Sys::new("one-node");
+        let sys = Temporary::new();
         fs::create_dir_all(sys.0.join("node/node0")).expect("a folder");
         fs::write(sys.0.join("node/node0/cpulist"), "0-1").expect("a file");
         let place = place_in(&sys.0, &BTreeSet::from([0, 1]));

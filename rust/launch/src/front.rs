@@ -22,7 +22,7 @@ use crate::signals::{self, Caught, Event};
 use crate::{hosts, processes, program};
 
 /// How long to wait for input before looking again whether this process is in the foreground.
-const GLANCE: Timespec = Timespec {
+const LOOK_INTERVAL: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
 };
@@ -139,7 +139,7 @@ fn pass_on_input(mut to: PipeWriter) {
             continue;
         }
         let mut polled = [PollFd::new(&from, PollFlags::IN)];
-        if !matches!(poll(&mut polled, Some(&GLANCE)), Ok(1..)) {
+        if !matches!(poll(&mut polled, Some(&LOOK_INTERVAL)), Ok(1..)) {
             continue;
         }
         match from.read(&mut bytes) {

@@ -36,7 +36,7 @@ const LAST_SIGNAL: i32 = 64;
 /// How much longer than its ranks the launcher of a host may take to end.
 const SLACK: Duration = Duration::from_secs(10);
 /// This number of requests ends all hosts; with one more, none of them is waited for.
-const PATIENCE: u32 = 3;
+const MOST_REQUESTS: u32 = 3;
 /// Runs the job on `options.hosts`, and returns the status to exit with.
 pub(crate) fn run(options: &Options, door: &Door) -> io::Result<u8> {
     let first = &options.hosts[0];
@@ -172,7 +172,7 @@ impl<'a> Job<'a> {
                 Some(Event::Signal(SIGCHLD)) => self.look(),
                 Some(Event::Signal(signal)) => self.pass_on(signal),
             }
-            if self.asked_times > PATIENCE {
+            if self.asked_times > MOST_REQUESTS {
                 self.kill();
                 return;
             }
@@ -249,7 +249,7 @@ impl<'a> Job<'a> {
             self.asked_times += 1;
             // A job that has begun only in part can do nothing with a signal but end.
             let has_begun = self.launchers.iter().all(|host| host.has_order);
-            if self.asked_times >= PATIENCE || !has_begun {
+            if self.asked_times >= MOST_REQUESTS || !has_begun {
                 self.end();
             }
         }

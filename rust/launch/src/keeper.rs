@@ -26,13 +26,13 @@ use crate::signals::{self, Caught, Event, is_ending};
 /// The status of a launcher that was not able to launch.
 const FAILED: u8 = 1;
 /// The pause between two readings of the table of processes, while those that a rank left behind are ending.
-const GLANCE: Duration = Duration::from_millis(20);
+const READING_PAUSE: Duration = Duration::from_millis(20);
 /// The pause before a rank is started again for the second time; then twice as long each time.
-const PAUSE: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// A rank that has run for so long may be started again as often as at first.
-const LONG: Duration = Duration::from_secs(60);
+const STEADY_AFTER: Duration = Duration::from_secs(60);
 /// This number of requests to end is enough.
-const PATIENCE: u32 = 3;
+const MOST_REQUESTS: u32 = 3;
 
 /// Runs the job that `arguments` ask for, as the child of `front`, and returns the status to exit with.
 pub(crate) fn run(arguments: &[OsString], door: &Door, front: Pid) -> u8 {
@@ -181,7 +181,7 @@ impl<'a> Keeper<'a> {
         }
         let left_behind = self.sweep();
         self.ways = None;
-        while !self.has_printed && self.asked_times < PATIENCE {
+        while !self.has_printed && self.asked_times < MOST_REQUESTS {
             // The reader of the output may take a long time, but a signal to end must still end the job.
             let deadline = self.asked_by.map(|_| Instant::now() + self.options.grace);
             match self.caught.next(deadline) {
@@ -234,8 +234,8 @@ impl<'a> Keeper<'a> {
         if is_ending(signal) {
             self.asked_by = Some(signal);
             self.asked_times += 1;
-            if self.asked_times >= PATIENCE {
-                return self.kill(format!("asked to end {PATIENCE} times"));
+            if self.asked_times >= MOST_REQUESTS {
+                return self.kill(format!("asked to end {MOST_REQUESTS} times"));
             }
         }
         for rank in &self.ranks {
@@ -296,7 +296,7 @@ impl<'a> Keeper<'a> {
             return false;
         };
         let after = rank.ended.map(|ended| ended.after).unwrap_or_default();
-        if after.saturating_sub(rank.since) >= LONG {
+        if after.saturating_sub(rank.since) >= STEADY_AFTER {
             rank.restarts = 0;
         }
         let seconds = report::seconds(after);
@@ -307,10 +307,10 @@ impl<'a> Keeper<'a> {
         }
         let pause = match rank.restarts {
             0 => Duration::ZERO,
-            before => PAUSE * 2_u32.saturating_pow(u32::from(before) - 1),
+            before => FIRST_PAUSE * 2_u32.saturating_pow(u32::from(before) - 1),
         };
         rank.restarts += 1;
-        rank.again_at = Some(start + start.elapsed() + pause.min(LONG));
+        rank.again_at = Some(start + start.elapsed() + pause.min(STEADY_AFTER));
         let count = rank.restarts;
         let when = match pause.as_secs() {
             0 => String::new(),
@@ -379,8 +379,9 @@ impl<'a> Keeper<'a> {
             if left.is_empty() {
                 return asked;
             }
-            let is_late =
-                Instant::now() >= deadline || self.asked_times >= PATIENCE || self.is_abandoned();
+            let is_late = Instant::now() >= deadline
+                || self.asked_times >= MOST_REQUESTS
+                || self.is_abandoned();
             for process in left {
                 if is_late {
                     self.signal_left_behind(&process, Signal::KILL);
@@ -389,7 +390,7 @@ impl<'a> Keeper<'a> {
                     asked.push(process);
                 }
             }
-            if let Some(event) = self.caught.next(Some(Instant::now() + GLANCE)) {
+            if let Some(event) = self.caught.next(Some(Instant::now() + READING_PAUSE)) {
                 self.handle(event);
             }
         }
@@ -411,10 +412,10 @@ impl<'a> Keeper<'a> {
     /// Kills the ranks and everything below them, and returns the status for that.
     fn end_everything(&mut self) -> u8 {
         self.kill("the launcher has ended".to_owned());
-        self.asked_times = PATIENCE;
+        self.asked_times = MOST_REQUESTS;
         while self.ranks.iter().any(|rank| rank.ended.is_none()) {
             self.look();
-            self.caught.next(Some(Instant::now() + GLANCE));
+            self.caught.next(Some(Instant::now() + READING_PAUSE));
         }
         self.sweep();
         processes::end_all();

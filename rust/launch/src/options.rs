@@ -13,7 +13,7 @@ use clap::{Args, Command, FromArgMatches};
 /// More ranks than this on one host are a slip of the hand.
 const MOST_RANKS: i64 = 4096;
 /// More than this no clock can add to now; it is for ever.
-const LONGEST: Duration = Duration::from_secs(1 << 32);
+const LONGEST_TIME: Duration = Duration::from_secs(1 << 32);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
@@ -165,7 +165,7 @@ impl From<OsString> for Output {
 fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     let time = Duration::try_from_secs_f64(number).map_err(|error| error.to_string())?;
-    Ok(time.min(LONGEST))
+    Ok(time.min(LONGEST_TIME))
 }
 
 const MORE: &str = "\

@@ -25,7 +25,7 @@ use crate::role::{Door, KEEPER, again};
 use crate::signals::{self, Caught, Event};
 
 /// Between requests to end at once.
-const PAUSE: Duration = Duration::from_millis(20);
+const REQUEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Starts what the order at the standard input says, and returns the status to exit with.
 pub(crate) fn run(door: &Door) -> u8 {
@@ -103,7 +103,7 @@ fn obey(input: impl BufRead, events: &Sender<Event>, grace: Duration) {
         thread::sleep(grace);
         // The third request that is seen kills; of two that come at the same moment the kernel delivers one.
         while pass_on(SIGTERM) {
-            thread::sleep(PAUSE);
+            thread::sleep(REQUEST_PAUSE);
         }
     }
 }

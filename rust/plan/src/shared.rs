@@ -42,7 +42,7 @@ pub fn chunk(collective: Collective, world: usize, cores: usize) -> usize {
 }
 
 /// Bytes of the longer buffer of a rank: blocks of all ranks lie in it where the collective deals in blocks.
-pub fn longer_buffer(shape: &Shape, element_size: usize) -> Option<usize> {
+pub(crate) fn longer_buffer(shape: &Shape, element_size: usize) -> Option<usize> {
     let Counts::Even(count) = shape.counts else {
         return None;
     };

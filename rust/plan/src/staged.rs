@@ -28,7 +28,7 @@ pub enum Part {
 
 /// Elements of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SlotSpan {
     /// The first one.
     pub at: usize,
     /// How many.
@@ -43,9 +43,9 @@ pub struct Chunk {
     /// The collective's counts.
     pub part: Part,
     /// The collective's input; `None` in place, and where this rank contributes nothing.
-    pub input: Option<Place>,
+    pub input: Option<SlotSpan>,
     /// The collective's output; `None` where this rank gets none.
-    pub output: Option<Place>,
+    pub output: Option<SlotSpan>,
     /// The copies out of the slot, which come last: where from, and where to in the caller's memory.
     pub gets: Vec<(usize, Span)>,
 }
@@ -177,7 +177,7 @@ fn chunk(shape: &Shape, piece: usize, index: usize) -> Chunk {
         buffer: source,
         ..whole
     };
-    let slot = |at, len| Some(Place { at, len });
+    let slot = |at, len| Some(SlotSpan { at, len });
     match shape.collective {
         Collective::AllReduce | Collective::Reduce | Collective::Scan | Collective::Exscan => {
             chunk.puts.push((contribution, 0));

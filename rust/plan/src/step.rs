@@ -242,7 +242,7 @@ impl Step {
     ///   no bytes to tell that one depends on the other, and a barrier consists of them: "I have heard from ..."
     ///   is what they say.
     #[inline]
-    pub fn must_follow(&self, earlier: &Self) -> bool {
+    pub(crate) fn must_follow(&self, earlier: &Self) -> bool {
         self.shares_link(earlier) || self.depends_on(earlier)
     }
 

@@ -204,7 +204,7 @@ impl Topology {
 
     /// Whether there are two levels: ranks that are together, on a host or on a memory node of the only one, and such that are
     /// apart.
-    pub fn has_levels(&self) -> bool {
+    pub(crate) fn has_levels(&self) -> bool {
         let groups = self.groups();
         groups.len() > 1 && groups.iter().any(|ranks| ranks.len() > 1)
     }

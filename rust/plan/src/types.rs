@@ -69,7 +69,7 @@ impl Collective {
 
     /// Whether each rank gets the reduction of the ranks before it.
     #[inline]
-    pub const fn is_prefix(self) -> bool {
+    pub(crate) const fn is_prefix(self) -> bool {
         matches!(self, Self::Scan | Self::Exscan)
     }
 

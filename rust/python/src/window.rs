@@ -18,7 +18,7 @@ use crate::joined::{Shared, register_window};
 use crate::running::{Seconds, elsewhere};
 
 /// How long a thread that waits for a stream sleeps between two looks.
-const LOOK: Duration = Duration::from_micros(20);
+const LOOK_PAUSE: Duration = Duration::from_micros(20);
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Window>()
@@ -569,7 +569,7 @@ fn await_stream(py: Python<'_>, how: &How) -> PyResult<bool> {
     };
     // By this thread, since one of the streams is each thread's own.
     while !cuda::is_idle(stream).map_err(|error| exception(py, &error))? {
-        py.detach(|| std::thread::sleep(LOOK));
+        py.detach(|| std::thread::sleep(LOOK_PAUSE));
         py.check_signals()?;
     }
     Ok(true)

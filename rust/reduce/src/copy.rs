@@ -21,13 +21,13 @@ use super::simd::Tier;
 const PAGE: usize = 4096;
 
 /// Distances below this are avoided: the slow ones, up to 31, and some margin.
-const NEAR: usize = 64;
+const NEAR_DISTANCE: usize = 64;
 
 /// Shorter than any copy for which the C library takes `rep movsb`.
 const PIECE: usize = 1024;
 
 /// Longer than any copy for which it does; what bypasses the caches is best left whole.
-const LONG: usize = 4 << 20;
+const LONGEST_CUT: usize = 4 << 20;
 
 /// Whether what is written should pass the caches by.
 ///
@@ -111,7 +111,7 @@ pub(super) fn copy_cached(dst: &mut [u8], src: &[u8]) {
 #[inline]
 fn is_slow(src: *const u8, dst: *mut u8, len: usize) -> bool {
     let ahead = dst.addr().wrapping_sub(src.addr()) % PAGE;
-    cfg!(target_arch = "x86_64") && ahead < NEAR && len > PIECE && len <= LONG
+    cfg!(target_arch = "x86_64") && ahead < NEAR_DISTANCE && len > PIECE && len <= LONGEST_CUT
 }
 
 /// Copies `len` bytes by ordinary stores of the C library, in short pieces where it would be slow.

@@ -97,7 +97,7 @@ impl DataType {
 
     /// Whether the type is a signed or unsigned integer.
     #[inline]
-    pub const fn is_integer(self) -> bool {
+    pub(crate) const fn is_integer(self) -> bool {
         !self.is_float() && !self.is_complex() && !matches!(self, Self::Bool)
     }
 
@@ -235,7 +235,7 @@ impl ReduceOp {
     /// Whether the operator has a meaning for `dtype`: complex numbers have no order, floats no bits, complex numbers no
     /// truth, integers no fractions to be multiplied by.
     #[inline]
-    pub const fn has_meaning_for(self, dtype: DataType) -> bool {
+    pub(crate) const fn has_meaning_for(self, dtype: DataType) -> bool {
         if matches!(dtype, DataType::Int128) {
             return false;
         }

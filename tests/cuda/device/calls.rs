@@ -77,7 +77,7 @@ fn a_first_send_waits_for_no_receive() {
     let test = Test {
         config: LARGE,
         driver: STRICT,
-        ..Test::new("calls::a_first_send_waits_for_no_receive", Ranks::Local, 2)
+        ..Test::new(Ranks::Local, 2)
     };
     test.run(|comm| {
         let ((out, named_out), (back, named_back)) = (stream(), stream());
@@ -103,11 +103,7 @@ fn kernels_are_there_before_a_stream_waits() {
     let test = Test {
         config: LARGE,
         driver: STRICT,
-        ..Test::new(
-            "calls::kernels_are_there_before_a_stream_waits",
-            Ranks::Local,
-            2,
-        )
+        ..Test::new(Ranks::Local, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -144,11 +140,7 @@ fn kernels_are_there_before_a_stream_waits() {
 fn later_groups_use_what_earlier_ones_had() {
     let test = Test {
         config: LARGE,
-        ..Test::new(
-            "calls::later_groups_use_what_earlier_ones_had",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -185,7 +177,7 @@ fn later_groups_use_what_earlier_ones_had() {
 fn the_default_stream_has_two_names() {
     let test = Test {
         config: LARGE,
-        ..Test::new("calls::the_default_stream_has_two_names", Ranks::Local, 2)
+        ..Test::new(Ranks::Local, 2)
     };
     test.run(|comm| {
         let (own, named) = stream();
@@ -218,11 +210,7 @@ fn the_default_stream_has_two_names() {
 fn ranks_of_one_process_may_use_their_threads_streams() {
     let test = Test {
         config: LARGE,
-        ..Test::new(
-            "calls::ranks_of_one_process_may_use_their_threads_streams",
-            Ranks::Local,
-            2,
-        )
+        ..Test::new(Ranks::Local, 2)
     };
     test.run(|comm| {
         let (own, _) = stream();
@@ -242,11 +230,7 @@ fn ranks_of_one_process_may_use_their_threads_streams() {
 fn streams_of_several_threads_keep_the_order() {
     let test = Test {
         config: LARGE,
-        ..Test::new(
-            "calls::streams_of_several_threads_keep_the_order",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (own, named) = stream();
@@ -293,11 +277,7 @@ fn a_call_takes_few_writes_and_few_calls_of_the_driver() {
     for world in [2, 4] {
         let test = Test {
             config: LARGE,
-            ..Test::new(
-                "calls::a_call_takes_few_writes_and_few_calls_of_the_driver",
-                Ranks::Processes,
-                world,
-            )
+            ..Test::new(Ranks::Processes, world)
         };
         test.run(|comm| {
             let (own, named) = stream();
@@ -340,11 +320,7 @@ fn a_call_takes_few_writes_and_few_calls_of_the_driver() {
 #[test]
 fn a_short_call_between_processes_takes_few_calls_of_the_driver() {
     const TIMES: u64 = 8;
-    let test = Test::new(
-        "calls::a_short_call_between_processes_takes_few_calls_of_the_driver",
-        Ranks::Processes,
-        2,
-    );
+    let test = Test::new(Ranks::Processes, 2);
     test.run(|comm| {
         let (own, named) = stream();
         for count in [1, 3, 1000] {
@@ -382,11 +358,7 @@ fn windows_grow_where_processes_share_a_device() {
         let driver = [("MEMORY", memory), ("MPS", mps)];
         let test = Test {
             driver: &driver,
-            ..Test::new(
-                "calls::windows_grow_where_processes_share_a_device",
-                Ranks::Processes,
-                2,
-            )
+            ..Test::new(Ranks::Processes, 2)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -423,11 +395,7 @@ fn windows_grow_where_processes_share_a_device() {
 fn windows_grow_behind_short_collectives() {
     let test = Test {
         driver: &[("RANDOM_DELAY", "200")],
-        ..Test::new(
-            "calls::windows_grow_behind_short_collectives",
-            Ranks::Processes,
-            3,
-        )
+        ..Test::new(Ranks::Processes, 3)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -453,11 +421,7 @@ fn windows_grow_behind_short_collectives() {
 /// A rank that is in another operation when the others meet for longer windows is found out at once.
 #[test]
 fn a_mismatch_is_found_where_windows_would_grow() {
-    let test = Test::new(
-        "calls::a_mismatch_is_found_where_windows_would_grow",
-        Ranks::Processes,
-        2,
-    );
+    let test = Test::new(Ranks::Processes, 2);
     test.run(|comm| {
         let (stream, named) = stream();
         let array = array_of(&stream, 1.0, 6_000_000);
@@ -487,11 +451,7 @@ fn windows_stay_where_they_cannot_grow() {
     let test = Test {
         // After that of the first array, the windows and the second array.
         driver: &[("FAIL", "cuMemAlloc_v2:4=CUDA_ERROR_OUT_OF_MEMORY")],
-        ..Test::new(
-            "calls::windows_stay_where_they_cannot_grow",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -508,11 +468,7 @@ fn windows_stay_where_they_cannot_grow() {
 /// A message that a stream awaits may be sent after the call for which windows would grow: they grow at a later one.
 #[test]
 fn windows_grow_when_no_message_is_awaited() {
-    let test = Test::new(
-        "calls::windows_grow_when_no_message_is_awaited",
-        Ranks::Processes,
-        2,
-    );
+    let test = Test::new(Ranks::Processes, 2);
     test.run(|comm| {
         let (stream, named) = stream();
         let (beside, beside_named) = crate::gpu::stream();
@@ -540,11 +496,7 @@ fn windows_grow_when_no_message_is_awaited() {
 /// Where processes share a device, one rank makes the sum of a large array.
 #[test]
 fn one_rank_makes_a_large_sum_for_all() {
-    let test = Test::new(
-        "calls::one_rank_makes_a_large_sum_for_all",
-        Ranks::Processes,
-        5,
-    );
+    let test = Test::new(Ranks::Processes, 5);
     test.run(|comm| {
         let (stream, named) = stream();
         let own: Vec<f32> = (0..4_400_003)
@@ -571,7 +523,7 @@ fn short_sums_fold_in_rank_order() {
     const ROOT: usize = 6;
     let test = Test {
         config: &[("algorithm", "tree")],
-        ..Test::new("calls::short_sums_fold_in_rank_order", Ranks::Processes, 8)
+        ..Test::new(Ranks::Processes, 8)
     };
     test.run(|comm| {
         let (stream, named) = stream();

@@ -71,7 +71,7 @@ fn long_messages_meet_by_rank_and_tag() {
             let test = Test {
                 config: AUTO,
                 driver: &driver,
-                ..Test::new("depots::long_messages_meet_by_rank_and_tag", ranks, 3)
+                ..Test::new(ranks, 3)
             };
             test.run(|comm| meet_by_rank_and_tag(&comm, is_mapped));
         }
@@ -126,7 +126,7 @@ fn long_messages_go_to_oneself() {
     let test = Test {
         config: AUTO,
         driver: &[DEVICES],
-        ..Test::new("depots::long_messages_go_to_oneself", Ranks::Processes, 2)
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let [(stream, named), (back, named_back)] = streams(&comm);
@@ -157,7 +157,7 @@ fn a_depot_may_be_full() {
     let test = Test {
         config: AUTO,
         driver: &[DEVICES],
-        ..Test::new("depots::a_depot_may_be_full", Ranks::Processes, 2)
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let [(stream, named), (back, named_back)] = streams(&comm);
@@ -193,7 +193,7 @@ fn lengths_that_differ_are_named() {
             config: AUTO,
             driver: &label,
             may_leak: true,
-            ..Test::new("depots::lengths_that_differ_are_named", Ranks::Processes, 2)
+            ..Test::new(Ranks::Processes, 2)
         };
         test.run(|comm| {
             let [(stream, named), _] = streams(&comm);
@@ -235,11 +235,7 @@ fn a_long_message_ends_with_its_peer() {
         config: AUTO,
         dies: Some(1),
         driver: &[DEVICES],
-        ..Test::new(
-            "depots::a_long_message_ends_with_its_peer",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let [(stream, named), (back, named_back)] = streams(&comm);
@@ -276,11 +272,7 @@ fn a_send_that_is_not_fetched_times_out() {
         config: AUTO,
         may_leak: true,
         driver: &[DEVICES],
-        ..Test::new(
-            "depots::a_send_that_is_not_fetched_times_out",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let [(stream, named), (_back, named_back)] = streams(&comm);
@@ -311,11 +303,7 @@ fn a_send_that_is_not_fetched_times_out() {
 fn processes_that_share_a_device_leave_messages_there() {
     let test = Test {
         config: AUTO,
-        ..Test::new(
-            "depots::processes_that_share_a_device_leave_messages_there",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let [(stream, named), (back, named_back)] = [(); 2].map(|()| {
@@ -342,7 +330,7 @@ fn depots_come_into_use() {
     let test = Test {
         config: AUTO,
         driver: &[DEVICES],
-        ..Test::new("depots::depots_come_into_use", Ranks::Processes, 2)
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let [(stream, named), (back, named_back)] = streams(&comm);

@@ -20,11 +20,7 @@ fn captured_messages_are_exchanged_again_and_again() {
         let test = Test {
             config: AUTO,
             driver: &[("RANDOM_DELAY", "200")],
-            ..Test::new(
-                "lanes::captured_messages_are_exchanged_again_and_again",
-                ranks,
-                world,
-            )
+            ..Test::new(ranks, world)
         };
         test.run(|comm| {
             let ((stream, named), (back, named_back)) = (stream(), stream());
@@ -77,11 +73,7 @@ fn captured_messages_are_exchanged_again_and_again() {
 fn graphs_have_messages_and_collectives() {
     let test = Test {
         config: SMALL,
-        ..Test::new(
-            "lanes::graphs_have_messages_and_collectives",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -118,11 +110,7 @@ fn captured_messages_that_differ_are_told() {
             config: AUTO,
             driver: &label,
             may_leak: true,
-            ..Test::new(
-                "lanes::captured_messages_that_differ_are_told",
-                Ranks::Processes,
-                2,
-            )
+            ..Test::new(Ranks::Processes, 2)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -169,11 +157,7 @@ fn what_no_graph_can_do_is_refused() {
         let test = Test {
             config,
             driver: &driver,
-            ..Test::new(
-                "lanes::what_no_graph_can_do_is_refused",
-                Ranks::Processes,
-                2,
-            )
+            ..Test::new(Ranks::Processes, 2)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -206,11 +190,7 @@ fn a_dead_peer_ends_a_captured_message() {
     let test = Test {
         config: AUTO,
         dies: Some(1),
-        ..Test::new(
-            "lanes::a_dead_peer_ends_a_captured_message",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let ((stream, named), (back, named_back)) = (stream(), stream());

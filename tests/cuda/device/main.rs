@@ -76,11 +76,7 @@ fn every_collective_is_what_it_is_on_the_host() {
     for world in [1, 2, 3, 5] {
         let test = Test {
             config: SMALL,
-            ..Test::new(
-                "every_collective_is_what_it_is_on_the_host",
-                Ranks::Local,
-                world,
-            )
+            ..Test::new(Ranks::Local, world)
         };
         test.run(|comm| collectives(&comm));
     }
@@ -98,7 +94,7 @@ fn every_collective_between_processes() {
         let test = Test {
             config,
             driver,
-            ..Test::new("every_collective_between_processes", Ranks::Processes, 3)
+            ..Test::new(Ranks::Processes, 3)
         };
         test.run(|comm| collectives(&comm));
     }
@@ -109,13 +105,13 @@ fn every_collective_through_host_memory() {
     for world in [1, 2, 3] {
         let test = Test {
             config: STAGED,
-            ..Test::new("every_collective_through_host_memory", Ranks::Local, world)
+            ..Test::new(Ranks::Local, world)
         };
         test.run(|comm| collectives(&comm));
     }
     let test = Test {
         config: &[("host", "two"), ("algorithm", "direct")],
-        ..Test::new("every_collective_through_host_memory", Ranks::Threads, 4)
+        ..Test::new(Ranks::Threads, 4)
     };
     test.run(|comm| collectives(&comm));
 }
@@ -133,7 +129,7 @@ fn every_collective_without_ipc() {
             config: LARGE,
             driver: &driver,
             warns: Some(warning),
-            ..Test::new("every_collective_without_ipc", Ranks::Processes, 2)
+            ..Test::new(Ranks::Processes, 2)
         };
         test.run(|comm| {
             let (stream, _) = stream();
@@ -172,7 +168,7 @@ fn every_collective_between_devices() {
         let test = Test {
             config: SMALL,
             driver: &driver,
-            ..Test::new("every_collective_between_devices", ranks, 2)
+            ..Test::new(ranks, 2)
         };
         test.run(|comm| {
             let stream = stream_of(comm.rank() as u32);
@@ -197,7 +193,7 @@ fn every_type_and_operator() {
         let test = Test {
             config,
             driver,
-            ..Test::new("every_type_and_operator", Ranks::Local, 3)
+            ..Test::new(Ranks::Local, 3)
         };
         test.run(|comm| {
             let (stream, _) = stream();
@@ -235,7 +231,7 @@ fn buffers_in_pieces() {
         let test = Test {
             config,
             driver,
-            ..Test::new("buffers_in_pieces", Ranks::Local, 3)
+            ..Test::new(Ranks::Local, 3)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -277,7 +273,7 @@ fn operations_keep_the_order_of_streams() {
         let test = Test {
             config: SMALL,
             driver: &driver,
-            ..Test::new("operations_keep_the_order_of_streams", ranks, 2)
+            ..Test::new(ranks, 2)
         };
         test.run(|comm| {
             let (first, named) = stream();
@@ -311,7 +307,7 @@ fn operations_keep_the_order_of_streams() {
 fn the_host_does_not_wait() {
     let test = Test {
         config: LARGE,
-        ..Test::new("the_host_does_not_wait", Ranks::Local, 2)
+        ..Test::new(Ranks::Local, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -349,7 +345,7 @@ fn the_host_does_not_wait() {
 fn completions_are_called() {
     let test = Test {
         config: LARGE,
-        ..Test::new("completions_are_called", Ranks::Processes, 2)
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -378,7 +374,7 @@ fn groups_share_a_device_in_any_order() {
     let test = Test {
         config: SMALL,
         driver: &[("RANDOM_DELAY", "200")],
-        ..Test::new("groups_share_a_device_in_any_order", Ranks::Processes, 3)
+        ..Test::new(Ranks::Processes, 3)
     };
     test.run(|comm| {
         let members: Vec<usize> = (0..3).collect();
@@ -411,7 +407,7 @@ fn graphs_are_captured_and_replayed() {
         let test = Test {
             config: SMALL,
             driver: &[("RANDOM_DELAY", "100")],
-            ..Test::new("graphs_are_captured_and_replayed", ranks, 3)
+            ..Test::new(ranks, 3)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -458,7 +454,7 @@ fn graphs_are_captured_and_replayed() {
 fn what_cannot_be_captured_says_so() {
     let test = Test {
         config: STAGED,
-        ..Test::new("what_cannot_be_captured_says_so", Ranks::Local, 2)
+        ..Test::new(Ranks::Local, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -487,7 +483,7 @@ fn a_dead_peer_ends_every_wait() {
             config,
             driver,
             dies: Some(2),
-            ..Test::new("a_dead_peer_ends_every_wait", Ranks::Processes, 3)
+            ..Test::new(Ranks::Processes, 3)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -531,7 +527,7 @@ fn a_mismatch_names_both_ranks_and_the_field() {
         let test = Test {
             config: LARGE,
             driver,
-            ..Test::new("a_mismatch_names_both_ranks_and_the_field", ranks, 2)
+            ..Test::new(ranks, 2)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -564,7 +560,7 @@ fn a_timeout_names_the_missing_rank() {
         let test = Test {
             config,
             driver,
-            ..Test::new("a_timeout_names_the_missing_rank", Ranks::Local, 3)
+            ..Test::new(Ranks::Local, 3)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -610,9 +606,11 @@ fn an_abort_ends_what_is_under_way() {
         let test = Test {
             config: LARGE,
             driver,
-            ..Test::new("an_abort_ends_what_is_under_way", Ranks::Processes, 2)
+            ..Test::new(Ranks::Processes, 2)
         };
-        test.run(abort_meanwhile);
+        test.run(|comm| {
+            abort_meanwhile(comm);
+        });
     }
 }
 
@@ -651,13 +649,11 @@ fn a_communicator_that_is_closed_early_fails_what_is_under_way() {
         let test = Test {
             config: LARGE,
             driver,
-            ..Test::new(
-                "a_communicator_that_is_closed_early_fails_what_is_under_way",
-                Ranks::Local,
-                2,
-            )
+            ..Test::new(Ranks::Local, 2)
         };
-        test.run(close_early);
+        test.run(|comm| {
+            close_early(comm);
+        });
     }
 }
 
@@ -701,7 +697,7 @@ fn bad_input_is_refused() {
     let test = Test {
         config: LARGE,
         driver: &[("DEVICES", "2")],
-        ..Test::new("bad_input_is_refused", Ranks::Local, 2)
+        ..Test::new(Ranks::Local, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -757,7 +753,7 @@ fn ranks_of_one_process_need_a_stream_each() {
         config: LARGE,
         // The shared stream.
         may_leak: true,
-        ..Test::new("ranks_of_one_process_need_a_stream_each", Ranks::Local, 2)
+        ..Test::new(Ranks::Local, 2)
     };
     test.run(|comm| {
         static SHARED: std::sync::OnceLock<Stream> = std::sync::OnceLock::new();
@@ -794,7 +790,7 @@ fn a_driver_that_will_not_do_says_what_to_do() {
         let test = Test {
             driver: &driver,
             may_leak: true,
-            ..Test::new("a_driver_that_will_not_do_says_what_to_do", Ranks::Local, 1)
+            ..Test::new(Ranks::Local, 1)
         };
         test.run(|comm| {
             let named = DeviceStream {
@@ -838,7 +834,7 @@ fn without_a_driver_the_error_says_so() {
 fn a_forked_child_gets_an_error() {
     let test = Test {
         config: LARGE,
-        ..Test::new("a_forked_child_gets_an_error", Ranks::Local, 1)
+        ..Test::new(Ranks::Local, 1)
     };
     test.run(|comm| {
         let (stream, named) = stream();

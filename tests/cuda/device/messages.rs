@@ -47,7 +47,7 @@ fn messages_meet_by_rank_and_tag() {
         let test = Test {
             config: LARGE,
             driver: &[("RANDOM_DELAY", "200")],
-            ..Test::new("messages::messages_meet_by_rank_and_tag", ranks, 3)
+            ..Test::new(ranks, 3)
         };
         test.run(|comm| {
             let ((stream, named), (back, named_back)) = (stream(), stream());
@@ -99,11 +99,7 @@ fn nothing_is_registered_beside_a_stream_that_waits() {
         let test = Test {
             config,
             driver: &driver,
-            ..Test::new(
-                "messages::nothing_is_registered_beside_a_stream_that_waits",
-                Ranks::Processes,
-                2,
-            )
+            ..Test::new(Ranks::Processes, 2)
         };
         test.run(|comm| {
             let ((stream, named), (back, named_back)) = (stream(), stream());
@@ -153,11 +149,7 @@ fn nothing_is_registered_beside_a_stream_that_waits() {
 fn a_long_send_does_not_wait_for_its_receiver() {
     let test = Test {
         config: LARGE,
-        ..Test::new(
-            "messages::a_long_send_does_not_wait_for_its_receiver",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -192,11 +184,7 @@ fn a_long_message_ends_with_its_peer() {
     let test = Test {
         config: LARGE,
         dies: Some(1),
-        ..Test::new(
-            "messages::a_long_message_ends_with_its_peer",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let ((stream, named), (back, named_back)) = (stream(), stream());

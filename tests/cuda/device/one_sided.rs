@@ -106,7 +106,7 @@ fn memory_of_devices_is_written_and_read() {
     for ranks in [Ranks::Processes, Ranks::Local] {
         let test = Test {
             driver: &[("DELAY", "copy:500")],
-            ..Test::new("one_sided::memory_of_devices_is_written_and_read", ranks, 2)
+            ..Test::new(ranks, 2)
         };
         test.run(|comm| {
             for kinds in [[true, true], [true, false], [false, true]] {
@@ -198,11 +198,7 @@ fn long_transfers_between_devices_are_one_copy() {
     for (ranks, driver, maps) in cases {
         let test = Test {
             driver,
-            ..Test::new(
-                "one_sided::long_transfers_between_devices_are_one_copy",
-                ranks,
-                2,
-            )
+            ..Test::new(ranks, 2)
         };
         test.run(|comm| {
             let rank = comm.rank();
@@ -237,11 +233,7 @@ fn long_transfers_between_devices_are_one_copy() {
 fn a_target_whose_stream_waits_maps_nothing() {
     let test = Test {
         driver: &[("SYNCHRONIZE", "always")],
-        ..Test::new(
-            "one_sided::a_target_whose_stream_waits_maps_nothing",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -280,11 +272,7 @@ fn a_target_whose_stream_waits_maps_nothing() {
 fn memory_stays_while_a_target_has_it_mapped() {
     let test = Test {
         driver: &[("DELAY", "copy:1500000")],
-        ..Test::new(
-            "one_sided::memory_stays_while_a_target_has_it_mapped",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let port = Port::new(comm.config().clone()).unwrap();
@@ -317,7 +305,7 @@ fn a_target_dies_amid_a_copy() {
         driver: &[("DELAY", "copy:1500000")],
         dies: Some(0),
         may_leak: true,
-        ..Test::new("one_sided::a_target_dies_amid_a_copy", Ranks::Processes, 2)
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let side = Side::new(&comm, 0);

@@ -55,11 +55,11 @@ fn launches(comm: &Communicator, array: &Array, stream: &Stream) -> u64 {
     reported("cuLaunchKernel") - before
 }
 
-fn in_place(name: &str, ranks: Ranks, world: usize, body: impl Fn(Communicator) + Send + Sync) {
+fn in_place(ranks: Ranks, world: usize, body: impl Fn(Communicator) + Send + Sync) {
     let test = Test {
         config: SMALL,
         driver: &[DEVICES, ("RANDOM_DELAY", "20")],
-        ..Test::new(name, ranks, world)
+        ..Test::new(ranks, world)
     };
     test.run(body);
 }
@@ -71,7 +71,7 @@ fn every_collective_in_place() {
         (Ranks::Processes, 2),
         (Ranks::Local, 3),
     ] {
-        in_place("places::every_collective_in_place", ranks, world, |comm| {
+        in_place(ranks, world, |comm| {
             let (stream, _) = own_stream(&comm);
             warm_up(&comm, &stream);
             for (count, offset) in [(LONG, 0), (70_001, 256), (1000, 0), (LONG, 4)] {
@@ -89,31 +89,26 @@ fn every_collective_in_place() {
 /// Where the buffers of some ranks alone can be read in place, the others go through their windows.
 #[test]
 fn ranks_need_not_agree() {
-    in_place(
-        "places::ranks_need_not_agree",
-        Ranks::Processes,
-        3,
-        |comm| {
-            let (stream, _) = own_stream(&comm);
-            warm_up(&comm, &stream);
-            for among in 0..8_usize {
-                let is_in_heap = among >> comm.rank() & 1 == 1;
-                for case in all(3, LONG, DataType::Float32, ReduceOp::Sum) {
-                    case.compare_with(&comm, &stream, |bytes| {
-                        match is_in_heap && !bytes.is_empty() {
-                            true => Array::in_heap(&stream, bytes, 0),
-                            false => Array::of(&stream, bytes),
-                        }
-                    });
-                }
+    in_place(Ranks::Processes, 3, |comm| {
+        let (stream, _) = own_stream(&comm);
+        warm_up(&comm, &stream);
+        for among in 0..8_usize {
+            let is_in_heap = among >> comm.rank() & 1 == 1;
+            for case in all(3, LONG, DataType::Float32, ReduceOp::Sum) {
+                case.compare_with(&comm, &stream, |bytes| {
+                    match is_in_heap && !bytes.is_empty() {
+                        true => Array::in_heap(&stream, bytes, 0),
+                        false => Array::of(&stream, bytes),
+                    }
+                });
             }
-        },
-    );
+        }
+    });
 }
 
 #[test]
 fn nothing_is_copied() {
-    in_place("places::nothing_is_copied", Ranks::Processes, 3, |comm| {
+    in_place(Ranks::Processes, 3, |comm| {
         let (stream, _) = own_stream(&comm);
         warm_up(&comm, &stream);
         let content = bytes_of(&values(comm.rank(), LONG));
@@ -135,8 +130,7 @@ fn nothing_is_copied() {
 /// The peers read the input until the operation has ended, and not later.
 #[test]
 fn an_input_may_change_after_the_operation() {
-    let name = "places::an_input_may_change_after_the_operation";
-    in_place(name, Ranks::Processes, 3, |comm| {
+    in_place(Ranks::Processes, 3, |comm| {
         let (stream, named) = own_stream(&comm);
         warm_up(&comm, &stream);
         let world = comm.world_size();
@@ -162,8 +156,7 @@ fn an_input_may_change_after_the_operation() {
 
 #[test]
 fn what_is_captured_happens_in_place() {
-    let name = "places::what_is_captured_happens_in_place";
-    in_place(name, Ranks::Processes, 3, |comm| {
+    in_place(Ranks::Processes, 3, |comm| {
         let (stream, named) = own_stream(&comm);
         warm_up(&comm, &stream);
         let array = Array::in_heap(&stream, &bytes_of(&values(comm.rank(), LONG)), 0);
@@ -186,12 +179,11 @@ fn what_is_captured_happens_in_place() {
 /// A result that could not be made is NaN, also in a buffer where peers would have written it.
 #[test]
 fn a_peer_that_dies_leaves_no_number() {
-    let name = "places::a_peer_that_dies_leaves_no_number";
     let test = Test {
         config: SMALL,
         driver: &[DEVICES],
         dies: Some(2),
-        ..Test::new(name, Ranks::Processes, 3)
+        ..Test::new(Ranks::Processes, 3)
     };
     test.run(|comm| {
         let (stream, named) = own_stream(&comm);
@@ -221,7 +213,7 @@ fn nothing_is_taken_for_a_sum() {
             config: SMALL,
             driver: &[DEVICES, ("RANDOM_DELAY", random)],
             dies: Some(2),
-            ..Test::new("places::nothing_is_taken_for_a_sum", Ranks::Processes, 3)
+            ..Test::new(Ranks::Processes, 3)
         };
         test.run(|comm| {
             let (stream, named) = own_stream(&comm);

@@ -32,7 +32,7 @@ fn a_dead_peer_ends_a_replay() {
         config: SMALL,
         driver: &[("RANDOM_DELAY", "100")],
         dies: Some(2),
-        ..Test::new("replay::a_dead_peer_ends_a_replay", Ranks::Processes, 3)
+        ..Test::new(Ranks::Processes, 3)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -69,11 +69,7 @@ fn a_rank_that_has_left_ends_what_waits_for_it() {
         config: SMALL,
         // The rank that leaves does not wait for as long as the other one does.
         may_leak: true,
-        ..Test::new(
-            "replay::a_rank_that_has_left_ends_what_waits_for_it",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -102,11 +98,7 @@ fn a_group_is_closed_while_graphs_are_replayed() {
     let test = Test {
         config: LARGE,
         driver: &[("DEVICES", "2"), ("DELAY", "kernel:20000")],
-        ..Test::new(
-            "replay::a_group_is_closed_while_graphs_are_replayed",
-            Ranks::Local,
-            2,
-        )
+        ..Test::new(Ranks::Local, 2)
     };
     test.run(|comm| {
         let stream = stream_of(comm.rank() as u32);

@@ -25,11 +25,7 @@ fn every_stream_goes_on_after_a_failure() {
         config: SMALL,
         driver: &[("DELAY", "copy:3000")],
         dies: Some(1),
-        ..Test::new(
-            "trouble::every_stream_goes_on_after_a_failure",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (first, named) = stream();
@@ -68,11 +64,7 @@ fn what_a_dead_peer_should_have_made_is_no_number() {
         let test = Test {
             config,
             dies: Some(1),
-            ..Test::new(
-                "trouble::what_a_dead_peer_should_have_made_is_no_number",
-                Ranks::Processes,
-                2,
-            )
+            ..Test::new(Ranks::Processes, 2)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -132,11 +124,7 @@ fn what_could_not_be_made_is_no_number_whatever_came_before_it() {
         let test = Test {
             config,
             dies: Some(1),
-            ..Test::new(
-                "trouble::what_could_not_be_made_is_no_number_whatever_came_before_it",
-                Ranks::Processes,
-                2,
-            )
+            ..Test::new(Ranks::Processes, 2)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -184,11 +172,7 @@ fn an_operation_that_cannot_be_enqueued_fails_the_group() {
     let test = Test {
         config: LARGE,
         driver: &[("FAIL", "cuLaunchKernel:4=701")],
-        ..Test::new(
-            "trouble::an_operation_that_cannot_be_enqueued_fails_the_group",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -212,11 +196,7 @@ fn a_receive_that_cannot_be_enqueued_fails_the_group() {
     let test = Test {
         config: LARGE,
         driver: &[("FAIL", "cuMemcpy2DAsync_v2:1=CUDA_ERROR_INVALID_HANDLE")],
-        ..Test::new(
-            "trouble::a_receive_that_cannot_be_enqueued_fails_the_group",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -248,7 +228,7 @@ fn a_receive_that_cannot_be_enqueued_fails_the_group() {
 fn calls_race_with_the_end() {
     let test = Test {
         config: LARGE,
-        ..Test::new("trouble::calls_race_with_the_end", Ranks::Local, 1)
+        ..Test::new(Ranks::Local, 1)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -284,11 +264,7 @@ fn a_context_that_is_lost_is_noticed() {
         config: LARGE,
         driver: &[("FAIL", "copy:40=CUDA_ERROR_ILLEGAL_ADDRESS")],
         may_leak: true,
-        ..Test::new(
-            "trouble::a_context_that_is_lost_is_noticed",
-            Ranks::Processes,
-            2,
-        )
+        ..Test::new(Ranks::Processes, 2)
     };
     test.run(|comm| {
         let (stream, named) = stream();
@@ -320,11 +296,7 @@ fn a_context_that_is_lost_is_noticed() {
 fn a_stream_that_is_held_up_by_its_own_work_is_told_from_one_that_waits() {
     let test = Test {
         config: SMALL,
-        ..Test::new(
-            "trouble::a_stream_that_is_held_up_by_its_own_work_is_told_from_one_that_waits",
-            Ranks::Processes,
-            3,
-        )
+        ..Test::new(Ranks::Processes, 3)
     };
     test.run(|comm| {
         let (stream, named) = stream();

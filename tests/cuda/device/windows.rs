@@ -137,7 +137,7 @@ fn ranks_write_to_each_others_devices() {
     for (ranks, driver) in cases {
         let test = Test {
             driver,
-            ..Test::new("windows::ranks_write_to_each_others_devices", ranks, 3)
+            ..Test::new(ranks, 3)
         };
         test.run(|comm| {
             let rank = comm.rank();
@@ -165,7 +165,7 @@ fn ranks_write_to_each_others_devices() {
 #[test]
 fn some_ranks_expose_memory_of_the_host() {
     for ranks in [Ranks::Processes, Ranks::Local] {
-        let test = Test::new("windows::some_ranks_expose_memory_of_the_host", ranks, 3);
+        let test = Test::new(ranks, 3);
         test.run(|comm| {
             let rank = comm.rank();
             for on_host in [Exposed::in_heap(1), Exposed::Private(vec![1; LENGTH])] {
@@ -215,11 +215,7 @@ fn memory_that_cannot_be_mapped_is_reached_through_the_host() {
         let test = Test {
             config,
             driver,
-            ..Test::new(
-                "windows::memory_that_cannot_be_mapped_is_reached_through_the_host",
-                ranks,
-                2,
-            )
+            ..Test::new(ranks, 2)
         };
         test.run(|comm| {
             let device = match driver {
@@ -241,11 +237,7 @@ fn memory_that_cannot_be_mapped_is_reached_through_the_host() {
 /// The owner of the memory is kept until no peer has it mapped, however early its window is closed.
 #[test]
 fn memory_stays_while_a_peer_has_it_mapped() {
-    let test = Test::new(
-        "windows::memory_stays_while_a_peer_has_it_mapped",
-        Ranks::Processes,
-        2,
-    );
+    let test = Test::new(Ranks::Processes, 2);
     test.run(|comm| {
         let stream = stream_of(0);
         let memory = DeviceMemory::allocate(stream.device(), BYTES).unwrap();
@@ -274,11 +266,7 @@ fn memory_stays_while_a_peer_has_it_mapped() {
 fn a_peer_that_dies_ends_the_waits_and_is_unmapped() {
     let test = Test {
         dies: Some(1),
-        ..Test::new(
-            "windows::a_peer_that_dies_ends_the_waits_and_is_unmapped",
-            Ranks::Processes,
-            3,
-        )
+        ..Test::new(Ranks::Processes, 3)
     };
     test.run(|comm| {
         let mut exposed = Exposed::on_device(comm.rank(), 0);

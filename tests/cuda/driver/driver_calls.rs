@@ -1,9 +1,14 @@
-//! Calls of the driver that the library has no use for and its users have: captures.
+//! A device, and calls of its driver that the library has no use for and its users have: captures.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
 use unisono::transport::cuda::driver::{Device, Stream};
+
+/// The device that most tests use.
+pub(crate) fn device() -> &'static Device {
+    Device::of(0).unwrap()
+}
 
 fn symbol(name: &CStr) -> *mut c_void {
     unsafe extern "C" {

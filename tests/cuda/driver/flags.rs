@@ -4,17 +4,15 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 use std::time::Duration;
 
-use unisono::transport::cuda::driver::{Device, DeviceMemory, Pinned, Stream};
+use unisono::transport::cuda::driver::{DeviceMemory, Pinned, Stream};
 use unisono::transport::cuda::flags::{ANNOUNCEMENT, Announced, Flags, Receipt, Signal, Spot};
 use unisono::transport::{Neighbour, Page, local};
 
-use crate::driver_calls::capture;
+use crate::driver_calls::{capture, device};
 use crate::harness::{self, until};
 
-mod clean {
-    use super::*;
-
-    harness::tests! { EmulatedAndClean:
+harness::tests! {
+    EmulatedAndClean {
         streams_meet_in_both_halves { RANDOM_DELAY: "300", HOST_POINTERS: "separate" }
         captured_meetings_are_replayed { RANDOM_DELAY: "100" }
         missing_ranks_are_named_and_all_waits_are_released
@@ -23,14 +21,6 @@ mod clean {
         both_meetings_are_apart
         a_stranger_is_an_error
     }
-}
-
-pub(crate) fn tests() -> Vec<harness::Test> {
-    clean::tests()
-}
-
-fn device() -> &'static Device {
-    Device::of(0).unwrap()
 }
 
 /// The flags of `size` ranks.

@@ -28,18 +28,18 @@ pub(crate) enum Driver {
     None,
 }
 
-/// Lists tests: `name` or `name { SETTING: "value" }`.
+/// Lists tests by the driver they need: `name` or `name { SETTING: "value" }`.
 macro_rules! tests {
-    ($driver:ident: $($name:ident $({ $($setting:ident: $value:literal),* $(,)? })?)*) => {
+    ($($driver:ident { $($name:ident $({ $($setting:ident: $value:literal),* $(,)? })?)* })*) => {
         pub(crate) fn tests() -> Vec<$crate::harness::Test> {
-            vec![$(
+            vec![$($(
                 $crate::harness::Test {
                     name: stringify!($name),
                     body: $name,
                     settings: &[$($((stringify!($setting), $value)),*)?],
                     driver: $crate::harness::Driver::$driver,
                 },
-            )*]
+            )*)*]
         }
     };
 }

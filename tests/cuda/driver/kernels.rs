@@ -5,19 +5,17 @@ use half::bf16;
 use unisono::buffer::Element;
 use unisono::error::Code;
 use unisono::error::Result;
-use unisono::transport::cuda::driver::{Device, DeviceMemory, Pinned, Stream};
+use unisono::transport::cuda::driver::{DeviceMemory, Pinned, Stream};
 use unisono::transport::cuda::kernels::{
     self, Contributions, Guard, Segment, copy, poison, prepare, scale,
 };
 use unisono::types::{DataType, ReduceOp};
 
-use crate::driver_calls::capture;
+use crate::driver_calls::{capture, device};
 use crate::harness;
 
-mod clean {
-    use super::*;
-
-    harness::tests! { EmulatedAndClean:
+harness::tests! {
+    EmulatedAndClean {
         every_kernel_there_should_be_is_there
         contributions_are_reduced_in_order
         a_result_may_take_the_place_of_a_contribution
@@ -28,24 +26,9 @@ mod clean {
         the_first_launch_may_be_captured
         what_has_no_meaning_is_refused
     }
-}
-
-mod failing {
-    use super::*;
-
-    harness::tests! { Emulated:
+    Emulated {
         a_driver_without_a_compiler_says_so { FAIL: "cuModuleLoadData:1=221" }
     }
-}
-
-pub(crate) fn tests() -> Vec<harness::Test> {
-    let mut tests = clean::tests();
-    tests.extend(failing::tests());
-    tests
-}
-
-fn device() -> &'static Device {
-    Device::of(0).unwrap()
 }
 
 /// Elements in device memory.

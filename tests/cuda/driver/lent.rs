@@ -4,19 +4,17 @@ use std::sync::atomic::Ordering::Release;
 
 use unisono::cuda::LentStream;
 use unisono::error::Code;
-use unisono::transport::cuda::driver::{Device, Event, MemoryOperation, Pinned, Stream};
+use unisono::transport::cuda::driver::{Event, MemoryOperation, Pinned, Stream};
 
-use crate::driver_calls::capture;
+use crate::driver_calls::{capture, device};
 use crate::harness;
 
-harness::tests! { Emulated:
-    a_stream_is_lent_to_one_at_a_time { DEVICES: "2" }
-    a_stream_with_something_in_it_is_not_lent
-    a_stream_that_is_captured_is_not_lent
-}
-
-fn device() -> &'static Device {
-    Device::of(0).unwrap()
+harness::tests! {
+    Emulated {
+        a_stream_is_lent_to_one_at_a_time { DEVICES: "2" }
+        a_stream_with_something_in_it_is_not_lent
+        a_stream_that_is_captured_is_not_lent
+    }
 }
 
 fn number(lent: &LentStream) -> usize {

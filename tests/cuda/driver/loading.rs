@@ -5,23 +5,10 @@ use std::sync::Mutex;
 use unisono::error::Code;
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Driver};
 
-use crate::harness::{self, Test};
+use crate::harness;
 
-pub(crate) fn tests() -> Vec<Test> {
-    let mut tests = emulated::tests();
-    tests.push(Test {
-        name: "without_a_driver_the_error_says_what_to_do",
-        body: without_a_driver_the_error_says_what_to_do,
-        settings: &[],
-        driver: harness::Driver::None,
-    });
-    tests
-}
-
-mod emulated {
-    use super::*;
-
-    harness::tests! { Emulated:
+harness::tests! {
+    Emulated {
         a_stub_is_named { STUB: "yes" }
         an_old_driver_is_named { VERSION: "11080" }
         no_device_is_named { DEVICES: "0" }
@@ -30,6 +17,9 @@ mod emulated {
         a_forked_child_gets_an_error_and_leaves_everything_alone
         what_outlives_the_driver_is_dropped_in_silence
         a_failed_start_says_the_code { FAIL: "cuInit:1=CUDA_ERROR_UNKNOWN" }
+    }
+    None {
+        without_a_driver_the_error_says_what_to_do
     }
 }
 

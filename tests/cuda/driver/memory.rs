@@ -8,13 +8,11 @@ use unisono::transport::cuda::driver::{
 };
 use unisono::transport::{Neighbour, local};
 
-use crate::driver_calls::calls;
+use crate::driver_calls::{calls, device};
 use crate::harness;
 
-mod clean {
-    use super::*;
-
-    harness::tests! { EmulatedAndClean:
+harness::tests! {
+    EmulatedAndClean {
         memory_is_told_apart { DEVICES: "2" }
         a_freed_buffer_is_refused
         both_ends_register_their_page
@@ -23,28 +21,13 @@ mod clean {
         what_may_still_be_written_is_not_handed_out
         registrations_stay_while_any_is_used
     }
-}
-
-mod failing {
-    use super::*;
-
-    harness::tests! { Emulated:
+    Emulated {
         too_little_memory_says_how_much { MEMORY: "4" }
         pages_that_other_code_registered_are_named {
             FAIL: "cuMemHostRegister_v2:1=CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
         }
         a_failed_registration_leaves_nothing { FAIL: "cuMemHostGetDevicePointer_v2:1=801" }
     }
-}
-
-pub(crate) fn tests() -> Vec<harness::Test> {
-    let mut tests = clean::tests();
-    tests.extend(failing::tests());
-    tests
-}
-
-fn device() -> &'static Device {
-    Device::of(0).unwrap()
 }
 
 fn memory_is_told_apart() {

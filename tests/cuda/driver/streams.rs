@@ -10,13 +10,11 @@ use unisono::transport::cuda::driver::{
 };
 use unisono::types::DeviceStream;
 
-use crate::driver_calls::{capture, with_device, with_stream_of_its_own_context};
+use crate::driver_calls::{capture, device, with_device, with_stream_of_its_own_context};
 use crate::harness;
 
-mod clean {
-    use super::*;
-
-    harness::tests! { EmulatedAndClean:
+harness::tests! {
+    EmulatedAndClean {
         bytes_go_there_and_back
         pinned_memory_is_copied { HOST_POINTERS: "separate" }
         the_callers_stream_is_recognised { DEVICES: "2" }
@@ -31,25 +29,10 @@ mod clean {
         streams_are_known_by_more_than_their_handles { DEVICES: "2" }
         a_captured_stream_is_left_alone { DEVICES: "2" }
     }
-}
-
-mod failing {
-    use super::*;
-
-    harness::tests! { Emulated:
+    Emulated {
         without_memory_operations_the_device_says_so { MEMORY_OPERATIONS: "no" }
         a_lost_context_is_named { FAIL: "copy:1=700" }
     }
-}
-
-pub(crate) fn tests() -> Vec<harness::Test> {
-    let mut tests = clean::tests();
-    tests.extend(failing::tests());
-    tests
-}
-
-fn device() -> &'static Device {
-    Device::of(0).unwrap()
 }
 
 fn bytes_go_there_and_back() {

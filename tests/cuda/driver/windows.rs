@@ -6,13 +6,11 @@ use unisono::error::Code;
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Imported, Stream};
 use unisono::transport::cuda::window::{PeerWindow, RECORD, Record, Window, Windows};
 
-use crate::driver_calls::calls;
+use crate::driver_calls::{calls, device};
 use crate::harness;
 
-mod clean {
-    use super::*;
-
-    harness::tests! { EmulatedAndClean:
+harness::tests! {
+    EmulatedAndClean {
         another_process_reads_a_window { DEVICES: "2" }
         another_process_reads_exported_memory
         ranks_of_a_process_share_windows { DEVICES: "2" }
@@ -22,28 +20,13 @@ mod clean {
         a_process_that_exports_nothing_is_named { IPC: "refuse-export" }
         memory_of_windows_is_kept
     }
-}
-
-mod failing {
-    use super::*;
-
-    harness::tests! { Emulated:
+    Emulated {
         a_refused_mapping_is_named { IPC: "refuse-import" }
         devices_that_do_not_reach_each_other_share_no_window { DEVICES: "2", PEER_ACCESS: "no" }
     }
 }
 
-pub(crate) fn tests() -> Vec<harness::Test> {
-    let mut tests = clean::tests();
-    tests.extend(failing::tests());
-    tests
-}
-
 const HALF: usize = 3 << 20;
-
-fn device() -> &'static Device {
-    Device::of(0).unwrap()
-}
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

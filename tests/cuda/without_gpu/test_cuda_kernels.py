@@ -43,7 +43,7 @@ def test_the_sources_compile_to_the_committed_modules(dtype: str) -> None:
     nvrtc = build.Nvrtc(library)
     if nvrtc.version != build.VERSION:
         pytest.skip(f"{library} is version {nvrtc.version}, the modules are made by another")
-    assert nvrtc.compile(dtype) == build.ptx_file(dtype).read_text(), "run `make ptx`"
+    assert nvrtc.compile(dtype) == build.committed(dtype), "run `make ptx`"
 
 
 # One for each kind of code: the newer compiler warns of more, and compiles for newer GPUs alone.
@@ -56,7 +56,7 @@ def test_the_compiler_beside_torch_accepts_the_sources(dtype: str) -> None:
     nvrtc = build.Nvrtc(library)
     architecture = next(n for n in nvrtc.architectures() if n >= build.ARCHITECTURE)
     ptx = nvrtc.compile(dtype, architecture)
-    assert entry_points(ptx) == entry_points(build.ptx_file(dtype).read_text())
+    assert entry_points(ptx) == entry_points(build.committed(dtype))
 
 
 def nvidia_tool(name: str) -> Path:
@@ -93,7 +93,8 @@ class Compiled:
 
 def assemble(dtype: str, architecture: str, folder: Path) -> dict[str, Compiled]:
     cubin = folder / "module.cubin"
-    ptx = build.ptx_file(dtype)
+    ptx = folder / "module.ptx"
+    ptx.write_text(build.committed(dtype))
     said = run(nvidia_tool("ptxas"), "-v", f"--gpu-name={architecture}", ptx, "-o", cubin)
     found = re.findall(
         r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
@@ -126,7 +127,7 @@ def assemble(dtype: str, architecture: str, folder: Path) -> dict[str, Compiled]
 @each_dtype
 def test_the_modules_become_lean_code(dtype: str, architecture: str, tmp_path: Path) -> None:
     compiled = assemble(dtype, architecture, tmp_path)
-    assert sorted(compiled) == entry_points(build.ptx_file(dtype).read_text())
+    assert sorted(compiled) == entry_points(build.committed(dtype))
     for name, entry in compiled.items():
         what = f"{name} of {dtype}"
         # 64 keep four blocks of 256 threads on a multiprocessor. Sums of 16-bit floats may take

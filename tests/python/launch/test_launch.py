@@ -33,14 +33,6 @@ from launching import (
 from ranks import run_torchrun
 
 
-@pytest.fixture(params=["python", "binary"])
-def launch(request: pytest.FixtureRequest) -> list[str]:
-    """The words before the launcher's arguments."""
-    if request.param not in doors():
-        pytest.skip("the binary is not built (cargo build -p unisono-launch)")
-    return doors()[request.param]
-
-
 @pytest.mark.parametrize("world", [1, 4])
 def test_ranks_meet(launch, world, tmp_path):
     done = run([*launch, "-n", str(world), str(script(tmp_path, SUM))])

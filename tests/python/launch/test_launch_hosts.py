@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from launching import LIMIT, SUM, alive, doors, finish, pids, run, script, shell, started, until
+from launching import LIMIT, SUM, alive, finish, pids, run, script, shell, started, until
 from namespaces import hosts, why_not
 from ranks import free_port
 
@@ -28,14 +28,6 @@ esac
 printf "$1> "
 exec sh -c "$2"
 """
-
-
-@pytest.fixture(params=["python", "binary"])
-def launch(request: pytest.FixtureRequest) -> list[str]:
-    """The words before the launcher's arguments."""
-    if request.param not in doors():
-        pytest.skip("the binary is not built (cargo build -p unisono-launch)")
-    return doors()[request.param]
 
 
 @pytest.fixture

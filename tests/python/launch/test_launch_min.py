@@ -48,13 +48,6 @@ print(f"rank {{comm.rank}} of {{comm.size}}")
 """
 
 
-@pytest.fixture(params=["python", "binary"])
-def launch(request: pytest.FixtureRequest) -> list[str]:
-    if request.param not in doors():
-        pytest.skip("the binary is not built (cargo build -p unisono-launch)")
-    return doors()[request.param]
-
-
 def steps(tmp_path, first="pass", always="pass", left="shrink"):
     return str(script(tmp_path, STEPS.format(first=first, always=always, left=left)))
 

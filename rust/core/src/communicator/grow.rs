@@ -23,13 +23,13 @@ use crate::types::{DataType, Rank};
 /// 2^63.
 const OPEN: u64 = u64::MAX - 1;
 /// How long a rank in a store's wait does not look whether its group has failed.
-const GLANCE: Duration = Duration::from_millis(200);
+const STORE_WAIT: Duration = Duration::from_millis(200);
 /// How much later than another one a rank may call it.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long it takes at most until all ranks know of a verdict that they wait for.
-const SOON: Duration = Duration::from_secs(15);
+const LONGEST_HEARING: Duration = Duration::from_secs(15);
 /// No meeting takes longer.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+const LONGEST_MEETING: Duration = Duration::from_secs(365 * 24 * 3600);
 /// In the word that the place is open: it is not.
 const CLOSED: u64 = 1 << 63;
 /// How long a message takes to be delivered that is here.
@@ -68,7 +68,7 @@ pub(super) fn grow(
             numbers.len()
         )));
     }
-    let patience = patience.min(LONGEST);
+    let patience = patience.min(LONGEST_MEETING);
     let mut vote = Vote::begin(growing, numbers)?;
     let joined = meet(growing, place, (world, patience), &mut vote);
     let error = match (vote.count(joined.is_ok(), patience), joined) {
@@ -137,8 +137,8 @@ impl Store for Watched<'_> {
         loop {
             self.vote.check()?;
             let left = timeout.saturating_sub(begun.elapsed());
-            match self.store.wait(key, left.min(GLANCE)) {
-                Err(error) if error.code == Code::Timeout && left > GLANCE => {}
+            match self.store.wait(key, left.min(STORE_WAIT)) {
+                Err(error) if error.code == Code::Timeout && left > STORE_WAIT => {}
                 result => return result,
             }
         }
@@ -295,7 +295,7 @@ impl<'a> Vote<'a> {
             self.tell(&[self.leader], tag(number), mine)?;
             match self.awaited.first() {
                 // The leader has no more time to join than this rank had.
-                Some(verdict) => self.hear(verdict, patience + SOON)?,
+                Some(verdict) => self.hear(verdict, patience + LONGEST_HEARING)?,
                 None => 0,
             }
         };
@@ -306,7 +306,7 @@ impl<'a> Vote<'a> {
     }
 
     fn count_votes(&self) -> Result<u64> {
-        let until = Instant::now() + SOON;
+        let until = Instant::now() + LONGEST_HEARING;
         let mut verdict = JOINED;
         for vote in &self.awaited {
             let left = until.saturating_duration_since(Instant::now());

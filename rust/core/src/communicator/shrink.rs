@@ -35,7 +35,7 @@ const ASKED_AFTER: Duration = Duration::from_secs(3);
 /// How long its answer may take.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 /// Between two looks for a rank that cannot be reached.
-const PAUSE: Duration = Duration::from_millis(100);
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// The tag of all messages.
 const TAG: u64 = 0;
 
@@ -316,7 +316,7 @@ impl Shrinking {
                         Presence::Unknown => {
                             // The next in line has the turn meanwhile.
                             request.turn.inspect(|turn| turn.waits());
-                            thread::sleep(PAUSE);
+                            thread::sleep(LOOK_INTERVAL);
                             continue;
                         }
                     };

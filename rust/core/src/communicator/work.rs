@@ -10,7 +10,7 @@ use crate::fork::Own;
 use crate::types::Rank;
 
 /// How long a wait for operations of several groups stays with one of them.
-const TURN: Duration = Duration::from_micros(200);
+const TIME_WITH_ONE: Duration = Duration::from_micros(200);
 
 /// An operation under way. Dropping it does not end the operation.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ impl Work {
             if until.is_some_and(|until| Instant::now() >= until) {
                 break;
             }
-            work.group.wait_any(&of(&work.group), Some(TURN))?;
+            work.group.wait_any(&of(&work.group), Some(TIME_WITH_ONE))?;
         }
         Ok(None)
     }
@@ -128,7 +128,8 @@ impl Work {
                 return Ok(None);
             }
             for work in works.iter().filter(|work| work.device.is_none()) {
-                work.group.wait_any(&[&work.state], Some(device::TURN))?;
+                work.group
+                    .wait_any(&[&work.state], Some(device::LONGEST_LOOK_AROUND))?;
             }
             device::pause(&mut looks);
         }

@@ -62,13 +62,13 @@ static ATTENDANT: Attendant = Attendant {
 };
 
 /// How long it looks again and again, since something last moved, while it has a part in what is under way.
-const EAGER: Duration = Duration::from_millis(1);
+const EAGER_TIME: Duration = Duration::from_millis(1);
 /// How long it does so when it has had a part in something and has none: where one short collective of a program follows the
 /// other, each would otherwise wait for it to wake.
 const LINGER: Duration = Duration::from_micros(200);
 /// The shortest and the longest nap. Between them a nap takes an eighth of the time since something last moved, so naps
 /// make a wait longer by an eighth at most.
-const NAP: Duration = Duration::from_micros(50);
+const SHORTEST_NAP: Duration = Duration::from_micros(50);
 const LONG_NAP: Duration = Duration::from_millis(1);
 /// The same while only graphs may be replayed, for which the attendant has nothing to do.
 const GRAPH_NAP: Duration = Duration::from_millis(20);
@@ -145,7 +145,7 @@ fn run() {
         }
         let lingers = served.is_some_and(|served: Instant| served.elapsed() < LINGER);
         let elapsed = moved.elapsed();
-        let nap = |longest| (elapsed / 8).clamp(NAP, longest);
+        let nap = |longest| (elapsed / 8).clamp(SHORTEST_NAP, longest);
         let rung = match all {
             Found::Nothing | Found::Graphs | Found::Streams if lingers => {
                 std::thread::yield_now();
@@ -161,7 +161,7 @@ fn run() {
             }
             Found::Graphs => rest(Some(nap(GRAPH_NAP)), |_| false),
             Found::Moved => true,
-            Found::Duty if elapsed < EAGER => {
+            Found::Duty if elapsed < EAGER_TIME => {
                 idle = 0;
                 std::thread::yield_now();
                 false
@@ -182,9 +182,9 @@ fn run() {
 ///
 /// Work that comes between the last look and a nap is seen after the nap.
 fn rest(longest: Option<Duration>, is_busy: impl Fn(&DeviceGroup) -> bool) -> bool {
-    if longest.is_some_and(|longest| longest <= NAP) {
+    if longest.is_some_and(|longest| longest <= SHORTEST_NAP) {
         // Not worth waking it.
-        std::thread::sleep(NAP);
+        std::thread::sleep(SHORTEST_NAP);
         return false;
     }
     ATTENDANT.sleeper.lie_down(match longest {

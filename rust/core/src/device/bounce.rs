@@ -31,7 +31,7 @@ use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::transport::cuda::kernels::{self, Guard, Segment};
 
 use super::copies::{Copies, Origin, for_each_run};
-use super::note::LONG;
+use super::note::NOTED_FROM;
 
 /// Bytes of the words, after those of the message.
 const WORDS: usize = 256;
@@ -42,17 +42,17 @@ const ADDRESSES: usize = MOST_PIECES * ADDRESS;
 /// Pieces that take turns.
 const TURNS: usize = 2;
 /// Bytes of a piece, unless there were more than [`MOST_PIECES`].
-const SMALLEST: usize = 4096;
-const LARGEST: usize = 1 << 20;
+const SMALLEST_PIECE: usize = 4096;
+const LARGEST_PIECE: usize = 1 << 20;
 /// The most pieces of a receive: each is three commands, and they wait for the peer.
 const MOST_PIECES: usize = 256;
 /// The longest message that is not cut, where there is room.
-const LONGEST: usize = 64 << 20;
+const LONGEST_UNCUT: usize = 64 << 20;
 
 /// A message's way between a stream and the host.
 pub(super) struct BounceBuffer {
     window: Pinned,
-    cut: Cut,
+    cut: MessageCut,
     /// The whole message, where it has several pieces.
     whole: Option<Scratch>,
     /// Pieces that the host has moved.
@@ -72,7 +72,7 @@ pub(super) enum Direction {
 
 /// How a message is cut, and where its stream finds the pieces and the words.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct MessageCut {
     window: u64,
     words: u64,
     /// The addresses that pieces are fetched from.
@@ -99,7 +99,7 @@ pub(super) fn lacks_room(device: &Device, bytes: usize) -> bool {
 pub(super) fn make_room(device: &'static Device, bytes: usize) {
     let wanted = wanted(bytes);
     // Few different lengths, so that messages that grow do not need ever more.
-    let room = 2 * (wanted - WORDS).next_power_of_two() + 2 * SMALLEST;
+    let room = 2 * (wanted - WORDS).next_power_of_two() + 2 * SMALLEST_PIECE;
     match Pinned::shared(device, room) {
         Ok(room) => room.give_back(),
         Err(error) => tracing::debug!("a message of {bytes} bytes goes in small pieces: {error}"),
@@ -108,11 +108,11 @@ pub(super) fn make_room(device: &'static Device, bytes: usize) {
 
 /// Bytes that a message takes at most where there is room.
 fn wanted(bytes: usize) -> usize {
-    let places = match bytes <= LONGEST {
+    let places = match bytes <= LONGEST_UNCUT {
         true => bytes,
-        false => TURNS * LARGEST.max(least_fetched(bytes)),
+        false => TURNS * LARGEST_PIECE.max(least_fetched(bytes)),
     };
-    match bytes < LONG {
+    match bytes < NOTED_FROM {
         true => places + WORDS,
         false => places + WORDS + ADDRESSES,
     }
@@ -121,7 +121,7 @@ fn wanted(bytes: usize) -> usize {
 /// The shortest piece, in bytes, that cuts a message into [`MOST_PIECES`] at most.
 fn least(bytes: usize) -> usize {
     let least = bytes.div_ceil(MOST_PIECES);
-    least.next_multiple_of(SMALLEST).max(SMALLEST)
+    least.next_multiple_of(SMALLEST_PIECE).max(SMALLEST_PIECE)
 }
 
 /// The same of pieces that are fetched, each with one command more.
@@ -142,18 +142,21 @@ impl BounceBuffer {
             true => WORDS + ADDRESSES,
             false => WORDS,
         };
-        if bytes <= LONGEST
+        if bytes <= LONGEST_UNCUT
             && wanted <= room / 2
             && let Some(window) = Pinned::shared_at_once(device, wanted)
         {
             return Self::over(window, (bytes, bytes), is_fetched);
         }
         let least = match direction {
-            Direction::Out => SMALLEST,
+            Direction::Out => SMALLEST_PIECE,
             Direction::In => least(bytes),
             Direction::Fetched => least_fetched(bytes),
         };
-        let usual = 1 << (room / (8 * TURNS)).clamp(SMALLEST, LARGEST).ilog2();
+        let usual = 1
+            << (room / (8 * TURNS))
+                .clamp(SMALLEST_PIECE, LARGEST_PIECE)
+                .ilog2();
         let mut piece = least.max(usual);
         loop {
             let taken = bytes.min(TURNS * piece) + tail;
@@ -182,7 +185,7 @@ impl BounceBuffer {
         };
         let words = window.address() + (window.bytes() - WORDS) as u64;
         let buffer = Self {
-            cut: Cut {
+            cut: MessageCut {
                 window: window.address(),
                 words,
                 addresses: is_fetched.then(|| words - ADDRESSES as u64),
@@ -200,7 +203,7 @@ impl BounceBuffer {
     }
 
     /// The cut, for its stream.
-    pub(super) fn cut(&self) -> Cut {
+    pub(super) fn cut(&self) -> MessageCut {
         self.cut
     }
 
@@ -371,7 +374,7 @@ fn place_of(count: Count) -> usize {
     128 * count as usize
 }
 
-impl Cut {
+impl MessageCut {
     /// A piece's place in the window, its first byte in the message, and its length.
     fn piece(&self, index: u32) -> (usize, usize, usize) {
         let first = index as usize * self.piece;
@@ -429,8 +432,8 @@ impl Cut {
         self.pieces as usize * ADDRESS
     }
 
-    /// As [`Cut::enqueue_receive`], of pieces that are fetched. At `words` is as much of the device's memory as the addresses
-    /// take, this message's alone: they are brought there first, since all blocks of a kernel read one.
+    /// As [`MessageCut::enqueue_receive`], of pieces that are fetched. At `words` is as much of the device's memory as the
+    /// addresses take, this message's alone: they are brought there first, since all blocks of a kernel read one.
     pub(super) fn enqueue_fetch(
         &self,
         memory: &Memory,

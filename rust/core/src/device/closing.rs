@@ -16,16 +16,11 @@ use crate::transport::cuda::window::Window;
 use crate::types::Rank;
 
 use super::attendant::{self, Found};
-use super::disposal::dispose;
+use super::disposal::{LONGEST_READING, LONGEST_UNMAPPING, dispose};
 use super::pause::pause;
 use super::staged::Staged;
 use super::state::{DeviceGroup, GRACE, HERE, Way};
 use super::stillness;
-
-/// How long a window that is closed is kept for peers that have not unmapped it.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// How long it is kept for peers whose streams have not read what is in it.
-const READING: Duration = Duration::from_secs(60);
 
 /// A call that puts something into a stream.
 pub(super) struct Call<'a> {
@@ -114,8 +109,9 @@ impl DeviceGroup {
         }
         let lanes = self.messages.lanes.take();
         let has_failed = self.failure.get().is_some();
-        let state = (self.is_lost(), has_failed);
-        self.messages.depots.close(state, lanes);
+        self.messages
+            .depots
+            .close(self.is_lost(), has_failed, lanes);
         let way = self.way.write().take();
         if let Some(way) = way {
             match Arc::try_unwrap(way) {
@@ -162,7 +158,7 @@ fn await_rest(device: &'static Device) {
         if device.lost().is_some() {
             return;
         }
-        if since.elapsed() > READING {
+        if since.elapsed() > LONGEST_READING {
             tracing::warn!("whether device {} is idle: {error}", device.number());
             return;
         }
@@ -208,8 +204,8 @@ fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
                 .is_empty()
         });
         let limit = match is_read || has_failed {
-            true => PATIENCE,
-            false => READING,
+            true => LONGEST_UNMAPPING,
+            false => LONGEST_READING,
         };
         if still.is_empty() {
             let is_whole = !has_failed && direct.flags.marked(Mark::Failed).next().is_none();

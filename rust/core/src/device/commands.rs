@@ -12,7 +12,7 @@ use crate::types::{Collective, Rank, ReduceOp};
 
 use super::copies::{Copies, Origin, locate, try_each_run};
 use super::direct::{Direct, flag_of, half_of};
-use super::places::{Found, Places};
+use super::places::{FoundPlaces, Places};
 use super::words::{PASSED, Word, Words, replayed};
 
 /// An operation on its way into a stream.
@@ -32,7 +32,7 @@ pub(super) struct Ticket<'a> {
     pub(super) captured: bool,
     /// Where ranks may read the buffers of others in place: the parts of this rank's that are, and the number that identifies
     /// the operation.
-    pub(super) in_place: Option<(&'a Found, u32)>,
+    pub(super) in_place: Option<(&'a FoundPlaces, u32)>,
 }
 
 impl Direct {

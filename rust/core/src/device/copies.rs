@@ -9,7 +9,7 @@ use crate::transport::cuda::driver::{Device, Stream, check_buffer};
 use crate::transport::cuda::kernels::{self, Guard, Segment};
 
 /// Up to this number of copies are enqueued one by one.
-const FEW: usize = 2;
+const MOST_SINGLE_COPIES: usize = 2;
 
 /// Pieces of a buffer that are looked at, from its beginning and its end.
 const LOOKED_AT: usize = 8;
@@ -112,7 +112,7 @@ impl Copies {
     /// # Errors
     /// Those of the driver.
     pub(super) fn flush_by_engine(&mut self, stream: &Stream) -> Result<()> {
-        if self.segments.len() > FEW {
+        if self.segments.len() > MOST_SINGLE_COPIES {
             return self.flush(stream);
         }
         self.segments.drain(..).try_for_each(|segment| {
@@ -132,7 +132,7 @@ impl Copies {
     pub(super) fn flush(&mut self, stream: &Stream) -> Result<()> {
         let is_guarded = std::mem::take(&mut self.is_guarded);
         // The driver's own copies look at nothing.
-        if self.segments.len() <= FEW
+        if self.segments.len() <= MOST_SINGLE_COPIES
             && !is_guarded
             && self.segments.iter().all(|segment| segment.base == 0)
         {

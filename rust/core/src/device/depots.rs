@@ -15,31 +15,26 @@ use std::time::{Duration, Instant};
 use crate::engine::Group;
 use crate::error::{Code, Error, Result};
 use crate::locks::Mutex;
-use crate::transport::cuda::depot::{Depot, Mapped, Pair, Slot};
+use crate::transport::cuda::depot::{Depot, DepotWords, Mapped, Slot};
 use crate::transport::cuda::driver::Device;
 use crate::transport::cuda::mappings::map;
 use crate::transport::cuda::window::{PeerWindow, Record};
 use crate::types::Rank;
 
-use super::disposal::dispose;
-use super::note::LONG;
+use super::disposal::{LONGEST_READING, LONGEST_UNMAPPING, dispose};
+use super::note::NOTED_FROM;
 use super::patience::Patience;
 use super::pause::pause;
 
-/// How long a depot is kept for peers that have not unmapped it.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// The same where graphs read it.
-const READING: Duration = Duration::from_secs(60);
-
 /// How long a send waits for room in the depot. Where that has been in vain, none does until something has been fetched.
-const ROOM: Duration = Duration::from_millis(100);
+const LONGEST_WAIT_FOR_ROOM: Duration = Duration::from_millis(100);
 
 /// Whether messages of `bytes` bytes between the ranks of a group are long: the same for the sender and the receiver. None is
 /// where nothing is to go through memory of the device.
 pub(super) fn is_long(cpu: &Group, bytes: usize) -> bool {
     let told = cpu.config().window_bytes;
     let has_windows = told.is_none_or(|bytes| bytes.0 > 0);
-    bytes >= LONG && has_windows && cpu.is_on_one_host()
+    bytes >= NOTED_FROM && has_windows && cpu.is_on_one_host()
 }
 
 /// The depots of a group.
@@ -71,7 +66,7 @@ struct State {
 
 #[derive(Clone, Default)]
 struct Peer {
-    pair: Option<Pair>,
+    pair: Option<DepotWords>,
     is_told: bool,
     is_looked_at: bool,
     /// Its depot could not be mapped.
@@ -87,8 +82,8 @@ struct Peer {
 }
 
 /// Where the halves of a lane are.
-pub(super) struct Place {
-    pub(super) pair: Pair,
+pub(super) struct LanePlace {
+    pub(super) pair: DepotWords,
     /// Of the first half, as this rank's device knows it.
     pub(super) address: u64,
     /// Bytes of a half.
@@ -213,7 +208,7 @@ impl Depots {
     ///
     /// # Errors
     /// `Unsupported` where that will not be.
-    pub(super) fn lane(&self, peer: Rank, receives: bool) -> Result<Option<Place>> {
+    pub(super) fn lane(&self, peer: Rank, receives: bool) -> Result<Option<LanePlace>> {
         let state = self.state.lock();
         let refused = |reason: String| {
             Err(Error::unsupported(format!(
@@ -244,7 +239,7 @@ impl Depots {
                 Mapped::Yes | Mapped::Lane => true,
             };
             let lane = peer.lane.as_ref().filter(|_| is_mapped);
-            return Ok(lane.map(|(slot, piece)| Place {
+            return Ok(lane.map(|(slot, piece)| LanePlace {
                 pair: pair.clone(),
                 address: slot.address(),
                 piece: *piece,
@@ -264,7 +259,7 @@ impl Depots {
         if piece == 0 || offset.saturating_add(2 * piece) > depot.bytes() {
             return refused("it gave a place that it does not have".to_owned());
         }
-        Ok(Some(Place {
+        Ok(Some(LanePlace {
             pair: pair.clone(),
             address: depot.half(0) + offset as u64,
             piece,
@@ -315,7 +310,7 @@ impl Depots {
             }
             let fetched = own.fetched();
             let mut state = self.state.lock();
-            if state.was_full == Some(fetched) || since.elapsed() > ROOM {
+            if state.was_full == Some(fetched) || since.elapsed() > LONGEST_WAIT_FOR_ROOM {
                 state.was_full = Some(fetched);
                 return None;
             }
@@ -393,7 +388,7 @@ impl Depots {
 
     /// Gives everything back, once no stream of this rank uses it: the lanes and what is mapped at once, and the own depot when
     /// the peers have unmapped it, of a group that `has_failed` soon. Nothing, where the device `is_lost`.
-    pub(super) fn close(&self, (is_lost, has_failed): (bool, bool), lanes: impl Send + 'static) {
+    pub(super) fn close(&self, is_lost: bool, has_failed: bool, lanes: impl Send + 'static) {
         let mut state = self.state.lock();
         state.is_closed = true;
         let own = Own {
@@ -455,7 +450,7 @@ impl State {
         let peer = &mut self.peers[rank];
         if peer.pair.is_none() {
             let page = cpu.message_page(rank);
-            peer.pair = page.map(|page| Pair::new(page, cpu.rank() < rank));
+            peer.pair = page.map(|page| DepotWords::new(page, cpu.rank() < rank));
         }
         peer
     }
@@ -469,7 +464,7 @@ impl Peer {
     }
 
     /// The record of its depot, once: when the peer has published it and it has not been looked at.
-    fn found(&mut self) -> Option<(Pair, Record)> {
+    fn found(&mut self) -> Option<(DepotWords, Record)> {
         let pair = self.pair.as_ref().filter(|_| !self.is_looked_at)?;
         let record = pair.published()?;
         self.is_looked_at = true;
@@ -508,10 +503,10 @@ fn take_apart(own: Own, peers: Vec<Peer>, has_failed: bool) {
         readers.extend(peer.is_told.then_some(pair));
     }
     let patience = match lanes.is_empty() || has_failed {
-        true => PATIENCE,
-        false => READING,
+        true => LONGEST_UNMAPPING,
+        false => LONGEST_READING,
     };
-    let reads = |pair: &Pair| matches!(pair.said(), Mapped::Yes | Mapped::Lane);
+    let reads = |pair: &DepotWords| matches!(pair.said(), Mapped::Yes | Mapped::Lane);
     let since = Instant::now();
     while readers.iter().any(reads) && since.elapsed() < patience {
         std::thread::sleep(Duration::from_millis(1));

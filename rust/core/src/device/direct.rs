@@ -15,7 +15,7 @@ use crate::transport::cuda::flags::{Flags, Signal, Spot};
 use crate::transport::cuda::window::Windows;
 use crate::types::{Collective, Rank, ReduceOp};
 
-use super::places::{Found, Places};
+use super::places::{FoundPlaces, Places};
 use super::staged::Staged;
 
 /// Work on memory is fastest from multiples of this number of bytes on.
@@ -48,7 +48,7 @@ pub(super) fn brief_slot(world: usize) -> usize {
 }
 
 /// About what a device could move in the time in which it goes from one process to another (an H200: 0.14 ms at 4.2 TB/s).
-const TURN: usize = 512 << 20;
+const BYTES_PER_SWITCH: usize = 512 << 20;
 
 /// The state of a group that goes the direct way.
 pub(super) struct Direct {
@@ -124,7 +124,7 @@ impl Direct {
                 // A second meeting costs a device about half a turn more for each chunk. Of that chunk the ranks move
                 // 6 world - 4 times its bytes then, and world (world + 3) times in one shot.
                 let saved = bytes.min(self.half) * (world.pow(2) + 4).saturating_sub(3 * world);
-                match 2 * saved >= TURN {
+                match 2 * saved >= BYTES_PER_SWITCH {
                     true => Shots::ByFirst,
                     false => Shots::One,
                 }
@@ -164,7 +164,7 @@ impl Direct {
         plan: &Plan,
         (request, shape): (&Request, &Shape),
         print: &[u8],
-    ) -> Option<(Found, u32)> {
+    ) -> Option<(FoundPlaces, u32)> {
         let places = self.places.as_deref();
         let places = places.filter(|_| self.is_in_place(request, shape))?;
         let operation = number_of(print);

@@ -92,7 +92,7 @@ impl DeviceGroup {
         let is_long = is_long(&self.cpu, memory.len());
         let slot = match captured {
             true => None,
-            false => self.make_room_for(end, (memory.len(), is_long)),
+            false => self.make_room_for(end, memory.len(), is_long),
         };
         let _call = self.come_in()?;
         self.check_alive()?;
@@ -168,7 +168,7 @@ impl DeviceGroup {
 
     /// Has memory ready for a message, as far as that is possible while no stream waits for a peer. Returns where a long one
     /// may be left.
-    fn make_room_for(&self, end: End, (bytes, is_long): (usize, bool)) -> Option<Slot> {
+    fn make_room_for(&self, end: End, bytes: usize, is_long: bool) -> Option<Slot> {
         let depots = &self.messages.depots;
         if is_long && depots.lacks_something(&self.cpu) {
             self.await_stillness(depots.patience(), || depots.prepare(&self.cpu));

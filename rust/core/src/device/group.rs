@@ -32,7 +32,7 @@ use super::state::{DeviceGroup, HERE, Pending, Queue, Rest, Way};
 use super::words::{Word, Words};
 
 /// A collective that is being enqueued.
-struct Turn<'a> {
+struct Enqueueing<'a> {
     request: &'a Request,
     stream: &'a Stream,
     /// Of the stream, where it is known and captures nothing.
@@ -45,7 +45,7 @@ struct Turn<'a> {
     timeout: Duration,
 }
 
-impl Turn<'_> {
+impl Enqueueing<'_> {
     /// As the board has it, of a way that has no plan and hears nothing of peers.
     fn pending(&self, algorithm: u8) -> Pending {
         Pending {
@@ -137,7 +137,7 @@ impl DeviceGroup {
             false => stream.identity_outside_captures(),
         };
         let is_same = identity.is_some() && identity == queue.stream;
-        let turn = Turn {
+        let turn = Enqueueing {
             request: &request,
             stream: &stream,
             identity,
@@ -195,7 +195,12 @@ impl DeviceGroup {
     ///
     /// # Errors
     /// What refuses it before.
-    fn enqueue(&self, way: &Way, turn: &Turn<'_>, queue: &mut Queue) -> Result<(Result<()>, bool)> {
+    fn enqueue(
+        &self,
+        way: &Way,
+        turn: &Enqueueing<'_>,
+        queue: &mut Queue,
+    ) -> Result<(Result<()>, bool)> {
         let world = self.parent.world();
         Ok(match way {
             Way::Direct(direct) => {
@@ -242,7 +247,7 @@ impl DeviceGroup {
     fn enqueue_direct(
         &self,
         direct: &Direct,
-        turn: &Turn<'_>,
+        turn: &Enqueueing<'_>,
         queue: &mut Queue,
     ) -> Result<Result<()>> {
         let (rank, world) = (self.parent.rank(), self.parent.world());
@@ -291,7 +296,7 @@ impl DeviceGroup {
         &self,
         direct: &Direct,
         brief: &Staged,
-        turn: &Turn<'_>,
+        turn: &Enqueueing<'_>,
     ) -> Result<Result<()>> {
         self.refuse_shared_stream(turn.identity)?;
         let pending = Pending {
@@ -308,7 +313,7 @@ impl DeviceGroup {
         &self,
         staged: &Staged,
         pending: Pending,
-        turn: &Turn<'_>,
+        turn: &Enqueueing<'_>,
     ) -> Result<Result<()>> {
         let shape = turn.request.shape(self.parent.rank(), self.parent.world());
         let cut = staged.cut(turn.request, &shape)?;

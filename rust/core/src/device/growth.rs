@@ -34,7 +34,7 @@ impl DeviceGroup {
         // The driver may wait for streams that receive, and what they receive may be sent after this.
         let groups = attendant::groups();
         let is_quiet = groups.iter().all(|group| group.messages.works().is_empty());
-        let widened = widen((self.device, &self.cpu), direct, (half, is_quiet));
+        let widened = widen(self.device, &self.cpu, direct, half, is_quiet);
         let widened = widened.inspect_err(|error| {
             if error.code.is_fatal() {
                 self.fail(error.clone());
@@ -56,9 +56,11 @@ impl DeviceGroup {
 /// # Errors
 /// What ends a collective of the host.
 fn widen(
-    (device, cpu): (&'static Device, &Group),
+    device: &'static Device,
+    cpu: &Group,
     direct: &Direct,
-    (half, is_quiet): (usize, bool),
+    half: usize,
+    is_quiet: bool,
 ) -> Result<Option<Direct>> {
     let all = gather(cpu, &[u8::from(is_quiet)])?;
     if all.iter().any(|[is_quiet]| *is_quiet == 0) {

@@ -14,11 +14,11 @@ use crate::error::{Code, Error, Result};
 use crate::locks::Mutex;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Stream};
 use crate::transport::cuda::kernels::Guard;
-use crate::transport::cuda::lane::Lane;
+use crate::transport::cuda::lane::LaneWords;
 use crate::types::{Collective, DataType, Rank};
 
 use super::copies::{Copies, Origin};
-use super::depots::{Depots, Place};
+use super::depots::{Depots, LanePlace};
 use super::message::Wanted;
 use super::note::FIRST_INTERNAL_TAG;
 use super::pause::pause;
@@ -50,7 +50,7 @@ type Piece = (Rank, u32);
 struct End {
     peer: Rank,
     receives: bool,
-    way: Arc<Way>,
+    way: Arc<OpenLane>,
     /// Pieces and messages that were captured so far.
     pieces: usize,
     messages: u64,
@@ -58,14 +58,14 @@ struct End {
 
 /// A lane and its memory, which enqueued commands use. While they are enqueued, no lock is held that the attendant takes: the
 /// driver may have a call wait.
-struct Way {
-    lane: Lane,
-    place: Place,
+struct OpenLane {
+    lane: LaneWords,
+    place: LanePlace,
 }
 
 /// The properties of a captured message that the ranks compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Print {
+struct CapturedPrint {
     tag: u64,
     bytes: u64,
     dtype: u8,
@@ -75,13 +75,13 @@ struct Print {
 struct Check {
     name: String,
     peer: Rank,
-    print: Print,
+    print: CapturedPrint,
     receives: bool,
     note: Box<[u8; NOTE]>,
     posted: Arc<WorkState>,
 }
 
-impl Print {
+impl CapturedPrint {
     fn encode(self) -> [u8; NOTE] {
         let mut out = [0; NOTE];
         out[..8].copy_from_slice(&self.tag.to_le_bytes());
@@ -153,12 +153,12 @@ impl Lanes {
         }
         let place = await_place((peer, receives), timeout, (cpu, depots))?;
         let lower_sends = (cpu.rank() < peer) != receives;
-        let lane = Lane::open(device, place.pair.page(), lower_sends, receives)?;
+        let lane = LaneWords::open(device, place.pair.page(), lower_sends, receives)?;
         let mut state = self.state.lock();
         state.ends.push(End {
             peer,
             receives,
-            way: Arc::new(Way { lane, place }),
+            way: Arc::new(OpenLane { lane, place }),
             pieces: 0,
             messages: 0,
         });
@@ -175,7 +175,7 @@ impl Lanes {
             timeout: Some(wanted.timeout),
             ..PointToPoint::default()
         };
-        let print = Print {
+        let print = CapturedPrint {
             tag: wanted.tag,
             bytes: wanted.memory.len() as u64,
             dtype: wanted.dtype as u8,
@@ -258,7 +258,7 @@ impl Lanes {
     }
 }
 
-impl Way {
+impl OpenLane {
     /// A message whose first piece is number `number` of the lane's. The stream notes in `word` that it waits.
     fn enqueue(
         &self,
@@ -302,7 +302,7 @@ impl Way {
 
 impl Check {
     fn compare(&self, rank: Rank) -> Result<()> {
-        let theirs = Print::decode(&self.note);
+        let theirs = CapturedPrint::decode(&self.note);
         if theirs == self.print {
             return Ok(());
         }
@@ -328,7 +328,7 @@ fn await_place(
     (peer, receives): (Rank, bool),
     timeout: Duration,
     (cpu, depots): (&Group, &Depots),
-) -> Result<Place> {
+) -> Result<LanePlace> {
     let since = Instant::now();
     let mut looks = 0;
     loop {
@@ -400,15 +400,15 @@ pub(super) fn check_capture(
 
 #[cfg(test)]
 mod tests {
-    use super::Print;
+    use super::CapturedPrint;
 
     #[test]
     fn a_print_travels() {
-        let print = Print {
+        let print = CapturedPrint {
             tag: 5,
             bytes: u64::MAX,
             dtype: 3,
         };
-        assert_eq!(Print::decode(&print.encode()), print);
+        assert_eq!(CapturedPrint::decode(&print.encode()), print);
     }
 }

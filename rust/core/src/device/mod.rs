@@ -258,7 +258,7 @@ pub(crate) fn pause(looks: &mut u32) {
 }
 
 /// How long a look around in another group may take while a device's operation is awaited.
-pub(crate) const TURN: Duration = Duration::from_micros(50);
+pub(crate) const LONGEST_LOOK_AROUND: Duration = Duration::from_micros(50);
 
 fn device_of(stream: Option<crate::types::DeviceStream>) -> Result<u32> {
     stream

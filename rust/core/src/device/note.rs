@@ -3,7 +3,7 @@
 use crate::engine::NOTE;
 
 /// Bytes of the shortest message that is worth a note.
-pub(super) const LONG: usize = 2 << 20;
+pub(super) const NOTED_FROM: usize = 2 << 20;
 
 /// Tags from here on are for what follows notes; the tags of users are less.
 pub(super) const FIRST_INTERNAL_TAG: u64 = 1 << 62;

@@ -21,7 +21,7 @@ use crate::plan::signals::Peers;
 use crate::plan::windows::{InPlace, Put};
 use crate::transport::cuda::driver::{Device, Pinned};
 use crate::transport::cuda::flags::{Flags, Located};
-use crate::transport::cuda::heap::{self, Segment, Shared};
+use crate::transport::cuda::heap::{self, Segment, ToldSegment};
 use crate::transport::cuda::kernels::MOST_ENTRIES;
 use crate::transport::cuda::mappings::map;
 use crate::transport::cuda::telling::Told;
@@ -34,7 +34,7 @@ use super::patience::Patience;
 /// Bytes of an address in a table.
 const ADDRESS: usize = 8;
 /// How long after a failure a kernel of a peer is taken to be at work that has begun before it heard.
-const LATE: Duration = Duration::from_millis(100);
+const LATE_WRITES: Duration = Duration::from_millis(100);
 /// In which places are counted.
 const UNIT: i64 = 16;
 
@@ -57,7 +57,7 @@ struct State {
 }
 
 struct Own {
-    segment: Shared,
+    segment: ToldSegment,
     mapped_by: Peers,
 }
 
@@ -72,7 +72,7 @@ struct Peer {
 }
 
 /// The parts of an operation that are read in place: the place that peers are told, and the address where the half would begin.
-pub(super) type Found = InPlace<(Located, u64)>;
+pub(super) type FoundPlaces = InPlace<(Located, u64)>;
 
 impl Places {
     /// Of a group of `world` ranks.
@@ -141,7 +141,7 @@ impl Places {
     /// Whether kernels of peers may still write to this rank's buffers so long after the group has failed. None begins to once
     /// this rank has marked that it has failed, which each looks at first.
     pub(super) fn may_be_written(&self, since: Duration) -> bool {
-        self.is_written.load(Ordering::Relaxed) && since < LATE
+        self.is_written.load(Ordering::Relaxed) && since < LATE_WRITES
     }
 
     /// Until when a call may wait for a moment at which it can [map](Self::map) something.
@@ -208,7 +208,7 @@ impl Places {
 
     /// The parts of `plan` that happen where the buffers lie; the number `operation` tells it from others. A segment that peers
     /// have not been told of is noted, to be announced, and is not used yet.
-    pub(super) fn in_place(&self, plan: &Plan, request: &Request, operation: u32) -> Found {
+    pub(super) fn in_place(&self, plan: &Plan, request: &Request, operation: u32) -> FoundPlaces {
         let is_multiplied = matches!(request.op, Some(ReduceOp::PremulSum(_)));
         let found = InPlace::find(plan, request.collective, |put, to| match is_multiplied {
             true => None,
@@ -255,7 +255,7 @@ impl Places {
         let Some(at) = state.own.iter().position(is_it) else {
             if state.own.len() < MOST_ENTRIES {
                 state.own.push(Own {
-                    segment: Shared::new(Arc::clone(segment)),
+                    segment: ToldSegment::new(Arc::clone(segment)),
                     mapped_by: Peers::none(),
                 });
             }

@@ -13,7 +13,7 @@ use crate::engine::{Group, Request, Sizes, WorkState};
 use crate::error::{Error, Result};
 use crate::locks::Mutex;
 use crate::plan::Shape;
-use crate::plan::staged::{Chunk, Part, Place, chunks, is_known, nothing};
+use crate::plan::staged::{Chunk, Part, SlotSpan, chunks, is_known, nothing};
 use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::transport::cuda::kernels::Guard;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
@@ -85,7 +85,7 @@ struct Agreement {
 }
 
 /// An operation that has been cut, not yet enqueued.
-pub(super) struct Cut {
+pub(super) struct CutOperation {
     chunks: Vec<Chunk>,
     nothing: Chunk,
     known: bool,
@@ -144,10 +144,10 @@ impl Staged {
     ///
     /// # Errors
     /// `Internal` for what should have been refused before.
-    pub(super) fn cut(&self, request: &Request, shape: &Shape) -> Result<Cut> {
+    pub(super) fn cut(&self, request: &Request, shape: &Shape) -> Result<CutOperation> {
         let chunks = chunks(shape, self.slot / request.dtype.size())
             .ok_or_else(|| Error::internal(format!("no chunks for {}", request.collective)))?;
-        Ok(Cut {
+        Ok(CutOperation {
             chunks,
             nothing: nothing(shape),
             known: is_known(shape),
@@ -160,7 +160,7 @@ impl Staged {
     /// Those of the driver, after which the stream may hold a part of it.
     pub(super) fn enqueue(
         &self,
-        cut: Cut,
+        cut: CutOperation,
         request: &Request,
         (stream, words): (&Stream, &Words),
         (number, after, timeout): (u64, Option<u64>, Duration),
@@ -210,7 +210,7 @@ impl Staged {
     }
 
     /// The number of its first chunk.
-    fn accept(&self, cut: &Cut, request: &Request, timeout: Duration) -> u32 {
+    fn accept(&self, cut: &CutOperation, request: &Request, timeout: Duration) -> u32 {
         let mut jobs = self.jobs.lock();
         let first = jobs.chunks.wrapping_add(1);
         jobs.chunks = jobs.chunks.wrapping_add(cut.chunks.len() as u32);
@@ -369,7 +369,7 @@ impl Staged {
         // SAFETY: the slots live as long as the group, which its operations do not outlive; and a slot is the chunk's alone
         // until its operation has ended, for only then the stream is told to go on.
         let view =
-            |place: Place| unsafe { self.slots.view(slot + place.at * size, place.len * size) };
+            |place: SlotSpan| unsafe { self.slots.view(slot + place.at * size, place.len * size) };
         Request {
             collective: kind.collective,
             dtype: kind.dtype,

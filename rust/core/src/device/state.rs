@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
-use crate::engine::{Fingerprint, Group, Identity, WorkState};
+use crate::engine::{Fingerprint, Group, GroupId, WorkState};
 use crate::error::Error;
 use crate::locks::Mutex;
 use crate::plan::Plan;
@@ -26,7 +26,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(5);
 pub(super) const HOST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Those of this process whose way has been found, for ranks that share it.
-pub(super) static HERE: Mutex<Vec<(Identity, Weak<DeviceGroup>)>> = Mutex::new(Vec::new());
+pub(super) static HERE: Mutex<Vec<(GroupId, Weak<DeviceGroup>)>> = Mutex::new(Vec::new());
 
 /// The operations of one communicator on one device.
 pub(crate) struct DeviceGroup {

@@ -21,7 +21,7 @@ use super::state::{DeviceGroup, GRACE, HOST_PATIENCE, Pending, Way};
 use super::words::Word;
 
 /// How often deadlines and the state of peers are looked at.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long something is under way before it is asked whether the device still works, and how long until the next time.
 const SUSPICIOUS: Duration = Duration::from_secs(1);
 impl DeviceGroup {
@@ -251,7 +251,7 @@ impl DeviceGroup {
     fn look_around(&self) -> Result<()> {
         let now = Instant::now();
         let mut board = self.board.lock();
-        let due = board.looked.is_none_or(|last| now >= last + LOOK);
+        let due = board.looked.is_none_or(|last| now >= last + LOOK_INTERVAL);
         if !due || (board.pending.is_empty() && !self.is_captured()) {
             return Ok(());
         }

@@ -22,13 +22,13 @@ const LIMIT: Duration = Duration::from_millis(1);
 const BYTES: usize = 1 << 20;
 
 /// Copies and sums at most.
-const TRIES: usize = 4;
+const MOST_TRIES: usize = 4;
 
 /// Copies and sums at least: the first finds neither the caches nor the page tables filled.
 const FEWEST_TRIES: usize = 3;
 
 /// Yields at most.
-const YIELDS: usize = 64;
+const MOST_YIELDS: usize = 64;
 
 /// A switch to another process that finds nothing to do takes this many times as long as a yield with no other process
 /// to run.
@@ -61,7 +61,7 @@ fn measure(limit: Duration) -> Costs {
     let begun = Instant::now();
     let in_time = || begun.elapsed() < limit;
     let mut per_byte = |action: &mut dyn FnMut(&mut [u8], &[u8])| {
-        fastest(FEWEST_TRIES..=TRIES, &in_time, || {
+        fastest(FEWEST_TRIES..=MOST_TRIES, &in_time, || {
             let start = Instant::now();
             action(black_box(&mut target), black_box(&source));
             start.elapsed().as_secs_f64() / source.len() as f64
@@ -77,7 +77,7 @@ fn measure(limit: Duration) -> Costs {
     }
     // Last and one by one: where other processes want the core, a yield takes a time slice of theirs, which says nothing
     // of a switch.
-    let per_yield = fastest(1..=YIELDS, &in_time, || {
+    let per_yield = fastest(1..=MOST_YIELDS, &in_time, || {
         let start = Instant::now();
         std::thread::yield_now();
         start.elapsed().as_secs_f64()

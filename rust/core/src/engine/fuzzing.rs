@@ -26,7 +26,7 @@ use crate::engine::state::Group;
 const OPERATIONS: u8 = 7;
 
 /// Bytes of a message that is announced before it is sent.
-const LONG: usize = 100_000;
+const ANNOUNCED_BYTES: usize = 100_000;
 
 /// The tag of all messages.
 const TAG: u64 = 3;
@@ -42,7 +42,7 @@ pub fn message(bytes: &[u8]) {
     };
     let (ranks, _) = ranks(0, (stream, usize::from(piece).max(1)));
     let group = ranks[0].group();
-    let mut place = Place::new();
+    let mut place = Storage::new();
     place.start(group, operation);
     let mut core = group.core.lock();
     let mut turns = 0;
@@ -66,7 +66,7 @@ pub fn position(bytes: &[u8]) {
     };
     let (ranks, _) = ranks(0, (&[], 1));
     let group = ranks[0].group();
-    let mut place = Place::new();
+    let mut place = Storage::new();
     place.start(group, operation % OPERATIONS);
     let mut core = group.core.lock();
     group.step(&mut core);
@@ -106,20 +106,20 @@ fn header(bytes: &[u8; HEADER]) {
 }
 
 /// The memory of the operations.
-struct Place {
+struct Storage {
     short: [u8; 16],
     other: [u8; 16],
     long: Vec<u8>,
     more: Vec<u8>,
 }
 
-impl Place {
+impl Storage {
     fn new() -> Self {
         Self {
             short: [1; 16],
             other: [0; 16],
-            long: vec![1; LONG],
-            more: vec![0; LONG],
+            long: vec![1; ANNOUNCED_BYTES],
+            more: vec![0; ANNOUNCED_BYTES],
         }
     }
 
@@ -323,7 +323,7 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let seed = |operation: u8| {
         let (ranks, sent) = ranks(1, (&[], 1));
         let group = ranks[1].group();
-        let mut place = Place::new();
+        let mut place = Storage::new();
         place.start(group, operation);
         group.step(&mut group.core.lock());
         group.abort("over");

@@ -60,7 +60,7 @@ pub(crate) use drive::lead::interrupted;
 pub(crate) use drive::messages::{Inbound, Outbound};
 pub(crate) use drive::progress::Driven;
 pub use drive::threads::wait_for_threads;
-pub(crate) use group::for_devices::Identity;
+pub(crate) use group::for_devices::GroupId;
 pub(crate) use group::{bootstrap, pricing};
 pub(crate) use mask::Mask;
 pub(crate) use message::frame::NOTE;

@@ -40,7 +40,7 @@ use crate::engine::waits::{OnGroup, Waits};
 use crate::engine::work::WorkState;
 
 /// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
-pub(crate) const LARGE: usize = 1 << 20;
+pub(crate) const WAKES_THREAD_FROM: usize = 1 << 20;
 
 /// How a group reaches its members.
 pub(crate) struct Membership {
@@ -56,14 +56,14 @@ pub(crate) struct Membership {
 }
 
 /// Cores that the ranks of a host use for their messages to other hosts, where links outrun one.
-const MOVERS: usize = 4;
+const MOST_MOVERS: usize = 4;
 
 /// Bytes a second that one thread may send and receive at the same time. Its rate is the least that is taken for a fast link's.
 const A_CORE_MOVES: f64 = 2e9;
 
 /// How many threads of each rank have a share of a long piece, the same on all members: as many as the user asks for. Else it
-/// is one, but more where a core moves no more than a link between hosts does: the ranks of a host then use [`MOVERS`] cores
-/// together, and no more than half of those that rank 0's host has.
+/// is one, but more where a core moves no more than a link between hosts does: the ranks of a host then use [`MOST_MOVERS`]
+/// cores together, and no more than half of those that rank 0's host has.
 pub(crate) fn threads(config: &Config, topology: &Topology, costs: &Costs) -> usize {
     if let Some(threads) = config.threads {
         return threads.0;
@@ -75,7 +75,7 @@ pub(crate) fn threads(config: &Config, topology: &Topology, costs: &Costs) -> us
     }
     let beside = topology.hosts().iter().map(Vec::len).max().unwrap_or(1);
     let free = topology.cores_per_host / (2 * beside);
-    free.min(MOVERS / beside).max(1)
+    free.min(MOST_MOVERS / beside).max(1)
 }
 
 /// The most ranks that any group of this process has had on its host.
@@ -95,7 +95,7 @@ fn own_threads(
     let most = ever_beside.fetch_max(beside, Ordering::Relaxed).max(beside);
     match config.threads {
         Some(threads) => threads.0,
-        None => topology.threads.min(MOVERS / most).max(1),
+        None => topology.threads.min(MOST_MOVERS / most).max(1),
     }
 }
 
@@ -494,7 +494,7 @@ impl Core {
 
     /// Whether a collective under way takes long enough to wake a thread for it.
     pub(crate) fn has_large(&self) -> bool {
-        let is_large = |operation: &Operation| operation.run.bytes() >= LARGE;
+        let is_large = |operation: &Operation| operation.run.bytes() >= WAKES_THREAD_FROM;
         self.operations.iter().any(is_large)
     }
 
@@ -548,8 +548,8 @@ impl Core {
 
     /// The memory of a spare run, once there are enough of them.
     pub(crate) fn take_spare(&mut self) -> Option<Box<PlanRun>> {
-        const KEPT: usize = 4;
-        if self.spare_executions.len() < KEPT {
+        const MOST_SPARE: usize = 4;
+        if self.spare_executions.len() < MOST_SPARE {
             return None;
         }
         let mut spare = self.spare_executions.remove(0);

@@ -184,6 +184,7 @@ mod tests {
 
     use crate::communicator::Communicator;
     use crate::config::Config;
+    use crate::temporary::Temporary;
     use crate::types::ReduceOp;
 
     /// At once and not, with a message from any rank, and one that fails.
@@ -204,10 +205,9 @@ mod tests {
 
     #[test]
     fn every_operation_is_in_the_trace_with_what_is_known_of_it() {
-        let name = format!("unisono-timeline-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
+        let folder = Temporary::new();
         let mut config = Config::default();
-        config.set("trace", folder.to_str().unwrap()).unwrap();
+        config.set("trace", folder.0.to_str().unwrap()).unwrap();
         let ranks = Communicator::local(2, &config).unwrap();
         thread::scope(|scope| {
             for comm in &ranks {
@@ -215,11 +215,10 @@ mod tests {
             }
         });
         drop(ranks);
-        let files: Vec<_> = fs::read_dir(&folder).unwrap().collect();
+        let files: Vec<_> = fs::read_dir(&folder.0).unwrap().collect();
         // One process.
         assert_eq!(files.len(), 1);
         let bytes = fs::read(files[0].as_ref().unwrap().path()).unwrap();
-        fs::remove_dir_all(&folder).unwrap();
         let text = String::from_utf8_lossy(&bytes);
         let count = |word: &str| text.matches(word).count();
         assert_eq!(count("all_reduce"), 5);

@@ -25,12 +25,12 @@ pub(crate) struct Traffic {
 
 /// Where an operation counts: its kind, and the class of its length.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct TrafficClass {
     at: usize,
     bytes: u64,
 }
 
-impl Place {
+impl TrafficClass {
     /// Of an operation whose longer buffer has this length.
     pub(crate) fn of(collective: Collective, bytes: usize) -> Self {
         let bytes = bytes as u64;
@@ -87,7 +87,7 @@ impl Default for Traffic {
 impl Traffic {
     /// An operation begins.
     #[inline]
-    pub(crate) fn count(&mut self, place: Place) {
+    pub(crate) fn count(&mut self, place: TrafficClass) {
         let count = &mut self.counts[place.at];
         count.operations += 1;
         count.bytes += place.bytes;
@@ -98,7 +98,7 @@ impl Traffic {
     /// twice.
     pub(crate) fn time(
         &mut self,
-        place: Place,
+        place: TrafficClass,
         (started, now): (Instant, Instant),
         waited: Duration,
     ) {
@@ -183,9 +183,9 @@ mod tests {
         let mut traffic = Traffic::default();
         assert_eq!(traffic.record(), json!({}));
         for bytes in [8, 8, 1000, usize::MAX >> 1] {
-            traffic.count(Place::of(Collective::AllReduce, bytes));
+            traffic.count(TrafficClass::of(Collective::AllReduce, bytes));
         }
-        traffic.count(Place::of(Collective::Recv, 0));
+        traffic.count(TrafficClass::of(Collective::Recv, 0));
         let record = traffic.record();
         assert_eq!(record["all_reduce"]["operations"], 4);
         assert_eq!(
@@ -203,8 +203,8 @@ mod tests {
         let (start, mut traffic) = (Instant::now(), Traffic::default());
         let ms = Duration::from_millis;
         let (short, long) = (
-            Place::of(Collective::AllReduce, 8),
-            Place::of(Collective::AllReduce, 4096),
+            TrafficClass::of(Collective::AllReduce, 8),
+            TrafficClass::of(Collective::AllReduce, 4096),
         );
         for place in [short, long, long] {
             traffic.count(place);

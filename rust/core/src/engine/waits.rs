@@ -28,7 +28,7 @@ const WORTH_TELLING: Duration = Duration::from_secs(1);
 const RANKS_NAMED: usize = 4;
 
 /// How often a rank has been the last before an error says so.
-const OFTEN: u64 = 10;
+const NAMED_FROM: u64 = 10;
 
 /// A window that stands on a group: it knows of what this rank does there and is no operation of the group.
 pub(crate) trait OnGroup: Send + Sync {
@@ -269,7 +269,7 @@ impl Waits {
         let it = self
             .peers
             .get(&rank)
-            .filter(|it| it.last >= OFTEN && 2 * it.last > self.times())?;
+            .filter(|it| it.last >= NAMED_FROM && 2 * it.last > self.times())?;
         Some(format!(
             "was also waited for longest in {} of the {} operations before that waited, {:.1} ms in the median",
             it.last,
@@ -311,7 +311,7 @@ fn middle(bar: usize) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::traffic::Place;
+    use crate::engine::traffic::TrafficClass;
     use crate::types::Collective;
 
     fn ms(count: u64) -> Duration {
@@ -333,20 +333,18 @@ mod tests {
     fn the_rank_that_comes_last_is_named() {
         let (start, mut waits) = (Instant::now(), Waits::default());
         let name = |rank: Rank| format!("rank {rank}");
+        let row = |collective, bytes| TrafficClass::of(collective, bytes).row();
         for round in 0..300 {
             waits.begin(start, vec![2, 1, 2]);
             waits.pause(|| start + ms(1));
             waits.begin(start + ms(1), vec![2]);
             waits.pause(|| start + ms(5));
             let bytes = if round < 100 { 8 } else { 4096 };
-            assert_eq!(
-                waits.end(Place::of(Collective::AllReduce, bytes).row()),
-                ms(5)
-            );
+            assert_eq!(waits.end(row(Collective::AllReduce, bytes)), ms(5));
             // It did not wait.
             waits.begin(start, Vec::new());
             waits.pause(|| start + ms(9));
-            assert_eq!(waits.end(Place::of(Collective::Barrier, 0).row()), ms(0));
+            assert_eq!(waits.end(row(Collective::Barrier, 0)), ms(0));
         }
         let record = waits.record(|rank| json!({"rank": rank}));
         assert_eq!(record["operations"], 300);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::engine::traffic::Place;
+use crate::engine::traffic::TrafficClass;
 use crate::error::Result;
 use crate::locks::Mutex;
 use crate::types::{Collective, DataType, DeviceStream, Rank};
@@ -48,7 +48,7 @@ pub(crate) struct WorkState {
     /// When it has taken too long; `None`: never.
     pub(crate) deadline: Option<Instant>,
     /// Where it counts.
-    pub(crate) place: Place,
+    pub(crate) place: TrafficClass,
     result: OnceLock<(Result<()>, Duration)>,
     completion: Mutex<Option<Completion>>,
     received: OnceLock<Received>,
@@ -71,7 +71,7 @@ impl WorkState {
             sequence,
             started,
             deadline,
-            place: Place::of(collective, 0),
+            place: TrafficClass::of(collective, 0),
             result: OnceLock::new(),
             completion: Mutex::new(completion),
             received: OnceLock::new(),
@@ -79,7 +79,7 @@ impl WorkState {
     }
 
     /// The same, which counts at another place than those without bytes.
-    pub(crate) fn counted_at(self, place: Place) -> Self {
+    pub(crate) fn counted_at(self, place: TrafficClass) -> Self {
         Self { place, ..self }
     }
 

@@ -4,8 +4,8 @@
 //! clear them again costs several times what it takes to reduce them, and training allocates and frees the same sizes in every
 //! step. The waste is bounded: a segment without a block is given back whole, after it has been empty for [`RETAINED`], at once
 //! while no link shares the heap, and at once when its room is needed for another. A segment is as large as the largest of what
-//! was asked for, [`LEAST`], and all that there is already (to [`MOST`]), so that a few segments suffice whatever the heap
-//! grows to, while a huge block has one of its own that goes with it.
+//! was asked for, [`SMALLEST_SEGMENT`], and all that there is already (to [`LARGEST_SEGMENT`]), so that a few segments suffice
+//! whatever the heap grows to, while a huge block has one of its own that goes with it.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,11 +28,11 @@ use crate::locks::Mutex;
 /// Blocks begin at multiples of this: two blocks never share a cache line.
 pub(super) const GRAIN: usize = 64;
 /// Blocks from this size on consist of whole pages.
-const LARGE: usize = 64 << 10;
+const WHOLE_PAGES_FROM: usize = 64 << 10;
 /// The size of a small segment.
-const LEAST: usize = 64 << 20;
+const SMALLEST_SEGMENT: usize = 64 << 20;
 /// The size up to which segments grow with the heap.
-const MOST: usize = 1 << 30;
+const LARGEST_SEGMENT: usize = 1 << 30;
 /// How long an empty segment waits for the next block.
 const RETAINED: Duration = Duration::from_secs(10);
 
@@ -299,7 +299,11 @@ impl Arena {
                 "{reserved} of {limit} bytes (heap_bytes) are taken"
             ));
         }
-        let length = state.reserved.clamp(LEAST, MOST).max(least).min(room);
+        let length = state
+            .reserved
+            .clamp(SMALLEST_SEGMENT, LARGEST_SEGMENT)
+            .max(least)
+            .min(room);
         let chunks = state.chunks.as_mut().ok_or("no addresses")?;
         let span = length.next_multiple_of(CHUNK);
         let at = chunks
@@ -361,7 +365,7 @@ fn rounded(bytes: usize, align: usize) -> Option<(usize, usize)> {
     if !align.is_power_of_two() || align > CHUNK || bytes > isize::MAX as usize / 2 {
         return None;
     }
-    Some(if bytes >= LARGE {
+    Some(if bytes >= WHOLE_PAGES_FROM {
         (bytes.next_multiple_of(page()), align.max(page()))
     } else {
         (bytes.max(1).next_multiple_of(GRAIN), align.max(GRAIN))

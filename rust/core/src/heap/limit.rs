@@ -79,6 +79,7 @@ fn group_limit(root: &Path, groups: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::temporary::Temporary;
 
     #[test]
     fn there_is_memory() {
@@ -88,18 +89,18 @@ mod tests {
 
     #[test]
     fn the_least_limit_around_the_group_counts() {
-        let root = std::env::temp_dir().join(format!("unisono-groups-{}", std::process::id()));
+        let folder = Temporary::new();
+        let root = &folder.0;
         fs::create_dir_all(root.join("a/b")).unwrap();
         fs::create_dir_all(root.join("memory/c")).unwrap();
         fs::write(root.join("a/memory.max"), "5000\n").unwrap();
         fs::write(root.join("a/b/memory.max"), "max\n").unwrap();
         fs::write(root.join("memory/c/memory.limit_in_bytes"), "7000\n").unwrap();
-        assert_eq!(group_limit(&root, "0::/a/b\n"), Some(5000));
+        assert_eq!(group_limit(root, "0::/a/b\n"), Some(5000));
         assert_eq!(
-            group_limit(&root, "3:cpu:/a\n2:memory,pids:/c\n"),
+            group_limit(root, "3:cpu:/a\n2:memory,pids:/c\n"),
             Some(7000)
         );
-        assert_eq!(group_limit(&root, "0::/elsewhere\nnonsense\n"), None);
-        fs::remove_dir_all(root).unwrap();
+        assert_eq!(group_limit(root, "0::/elsewhere\nnonsense\n"), None);
     }
 }

@@ -16,7 +16,7 @@ use super::page::page;
 use crate::fork::{InChild, map_shared, unshare};
 
 /// The least that is worth reserving.
-const FEWEST: usize = 4;
+const FEWEST_CHUNKS: usize = 4;
 
 /// A range of addresses of this process.
 pub(super) struct Region {
@@ -32,14 +32,14 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Reserves `bytes`, or as many as the kernel grants where addresses are limited.
     pub(super) fn reserve(bytes: usize) -> Result<Self, Errno> {
-        let mut chunks = bytes.div_ceil(CHUNK).max(FEWEST);
+        let mut chunks = bytes.div_ceil(CHUNK).max(FEWEST_CHUNKS);
         loop {
             // A chunk more than is used leaves room to begin at a multiple of the chunk.
             let length = (chunks + 1).checked_mul(CHUNK).ok_or(Errno::NOMEM)?;
             match map_nothing(ptr::null_mut(), length, MapFlags::empty()) {
                 Ok(start) => return Ok(Self::over(start, length)),
-                Err(errno) if chunks <= FEWEST => return Err(errno),
-                Err(_) => chunks = (chunks / 2).max(FEWEST),
+                Err(errno) if chunks <= FEWEST_CHUNKS => return Err(errno),
+                Err(_) => chunks = (chunks / 2).max(FEWEST_CHUNKS),
             }
         }
     }

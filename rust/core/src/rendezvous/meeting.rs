@@ -326,10 +326,10 @@ static JOINED: PerProcess<Mutex<VecDeque<(Number, Rank)>>> = PerProcess::new(Mut
 
 fn note_joined(number: Number, rank: Rank) {
     // The servers of those before have ended long ago.
-    const KEPT: usize = 64;
+    const MOST_KEPT: usize = 64;
     let mut joined = JOINED.lock();
     joined.push_back((number, rank));
-    let surplus = joined.len().saturating_sub(KEPT);
+    let surplus = joined.len().saturating_sub(MOST_KEPT);
     joined.drain(..surplus);
 }
 
@@ -339,7 +339,7 @@ fn connect_to_next(
     rank: Rank,
     (patience, check): (Duration, Check<'_>),
 ) -> Result<(TcpStore, Number)> {
-    const PAUSE: Duration = Duration::from_millis(10);
+    const LOOK_INTERVAL: Duration = Duration::from_millis(10);
     let begun = Instant::now();
     loop {
         let left = patience.saturating_sub(begun.elapsed());
@@ -367,7 +367,7 @@ fn connect_to_next(
                 ),
             ));
         }
-        thread::sleep(PAUSE);
+        thread::sleep(LOOK_INTERVAL);
     }
 }
 

@@ -34,9 +34,9 @@ const HOST: Rank = 0;
 const GUEST: Rank = 1;
 
 /// How long one message to the other side may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts of a guest.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The most messages of one side: far more than two ranks that form a group send.
 const MOST_MESSAGES: usize = 64;
@@ -300,8 +300,8 @@ impl Pair {
                 }
                 Err(error) => error,
             };
-            if Instant::now() + PAUSE < deadline {
-                std::thread::sleep(PAUSE);
+            if Instant::now() + RETRY_PAUSE < deadline {
+                std::thread::sleep(RETRY_PAUSE);
                 continue;
             }
             return Err(Error::new(
@@ -358,7 +358,7 @@ impl Store for Pair {
         check_value(key, value)?;
         let mut talk = self.talk.lock();
         talk.values.insert(key.to_owned(), value.to_vec());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MESSAGE_TIMEOUT;
         talk.conversation.send(&write(key, value), deadline)
     }
 

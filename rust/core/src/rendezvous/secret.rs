@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::users;
 
 /// A secret file with fewer bytes than this is a password, which can be guessed.
-const SHORTEST: usize = 16;
+const FEWEST_BYTES: usize = 16;
 /// A secret file with more bytes than this is something else.
-const LONGEST: u64 = 64 << 10;
+const MOST_BYTES: u64 = 64 << 10;
 /// The permissions of the group and of others.
 const NOT_THE_OWNER_S: u32 = 0o077;
 /// The permissions that a file of root's may not have where another user's process reads it: root lets a group read a file on
@@ -76,19 +76,19 @@ impl Secret {
             .map_err(failed)?;
         check_owner(&file, path)?;
         let mut bytes = Vec::new();
-        file.take(LONGEST + 1)
+        file.take(MOST_BYTES + 1)
             .read_to_end(&mut bytes)
             .map_err(failed)?;
-        if bytes.len() as u64 > LONGEST {
+        if bytes.len() as u64 > MOST_BYTES {
             return Err(Error::invalid(format!(
-                "secret file {} has more than {LONGEST} bytes and is something else",
+                "secret file {} has more than {MOST_BYTES} bytes and is something else",
                 path.display()
             )));
         }
         let secret = bytes.trim_ascii_end();
-        if secret.len() < SHORTEST {
+        if secret.len() < FEWEST_BYTES {
             return Err(Error::invalid(format!(
-                "secret file {} holds {} bytes, but {SHORTEST} or more random ones are needed, such as those of \
+                "secret file {} holds {} bytes, but {FEWEST_BYTES} or more random ones are needed, such as those of \
                  `openssl rand -hex 32`",
                 path.display(),
                 secret.len()
@@ -152,32 +152,18 @@ fn check_owner(file: &File, path: &Path) -> Result<()> {
 mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
-    use std::path::PathBuf;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
     use crate::error::Code;
     use crate::skips::skipped;
+    use crate::temporary::Temporary;
 
-    /// A file in the temporary folder that holds `content` with `mode`, removed when dropped.
-    struct Temporary(PathBuf);
-
-    impl Temporary {
-        fn new(content: &str, mode: u32) -> Self {
-            static COUNT: AtomicU32 = AtomicU32::new(0);
-            let number = COUNT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("unisono-secret-file-{}-{number}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            fs::write(&path, content).expect("write");
-            fs::set_permissions(&path, Permissions::from_mode(mode)).expect("a mode");
-            Self(path)
-        }
-    }
-
-    impl Drop for Temporary {
-        fn drop(&mut self) {
-            let _ = fs::remove_file(&self.0);
-        }
+    /// A file that holds `content`, with `mode`.
+    fn file(content: &str, mode: u32) -> Temporary {
+        let file = Temporary::new();
+        fs::write(&file.0, content).expect("write");
+        fs::set_permissions(&file.0, Permissions::from_mode(mode)).expect("a mode");
+        file
     }
 
     #[test]
@@ -206,7 +192,7 @@ mod tests {
     #[test]
     fn a_file_is_read_without_its_last_line_end() {
         let text = "0123456789abcdef";
-        let file = Temporary::new(&format!("{text}\n"), 0o600);
+        let file = file(&format!("{text}\n"), 0o600);
         let secret = Secret::read_file(&file.0).expect("long enough");
         assert_eq!(secret, Secret::from_bytes(text.as_bytes()));
         // Where a link leads to, as the secrets of Kubernetes do, counts.
@@ -219,10 +205,10 @@ mod tests {
     #[test]
     fn what_is_no_secret_is_refused() {
         let refused = |path: &Path| Secret::read_file(path).expect_err("refused");
-        let short = Temporary::new("short\n", 0o600);
+        let short = file("short\n", 0o600);
         assert_eq!(refused(&short.0).code, Code::InvalidArgument);
         assert!(refused(&short.0).message.contains("openssl rand"));
-        let long = Temporary::new(&"x".repeat(LONGEST as usize + 1), 0o600);
+        let long = file(&"x".repeat(MOST_BYTES as usize + 1), 0o600);
         assert!(refused(&long.0).message.contains("something else"));
         assert_eq!(refused(Path::new("/nonexistent")).code, Code::System);
         assert!(refused(&std::env::temp_dir()).message.contains("regular"));
@@ -236,14 +222,14 @@ mod tests {
     #[test]
     fn a_file_that_others_can_reach_is_refused_with_what_to_do() {
         for mode in [0o604, 0o620, 0o602, 0o644, 0o640, 0o440] {
-            let file = Temporary::new("0123456789abcdef", mode);
+            let file = file("0123456789abcdef", mode);
             let error = Secret::read_file(&file.0).expect_err("not private");
             assert_eq!(error.code, Code::InvalidArgument);
             let says = format!("has mode {mode:04o}");
             assert!(error.message.contains(&says), "{error}");
             assert!(error.message.contains("chmod 600"), "{error}");
         }
-        Secret::read_file(&Temporary::new("0123456789abcdef", 0o400).0).expect("private");
+        Secret::read_file(&file("0123456789abcdef", 0o400).0).expect("private");
     }
 
     #[test]
@@ -253,7 +239,7 @@ mod tests {
             return;
         }
         let read = |mode| {
-            let file = Temporary::new("0123456789abcdef", mode);
+            let file = file("0123456789abcdef", mode);
             chown(&file.0, Some(0), Some(65534)).expect("a group");
             // Another user of that group: the thread's own numbers alone are changed.
             let nobody = (
@@ -282,7 +268,7 @@ mod tests {
             skipped("only root can give a file to another user");
             return;
         }
-        let file = Temporary::new("0123456789abcdef", 0o600);
+        let file = file("0123456789abcdef", 0o600);
         chown(&file.0, Some(65534), None).expect("give away");
         let error = Secret::read_file(&file.0).expect_err("another user's");
         assert_eq!(error.code, Code::InvalidArgument);

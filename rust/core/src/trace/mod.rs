@@ -29,11 +29,11 @@ use crate::threads;
 use crate::types::{Algorithm, Collective, Rank};
 
 /// How often events are written.
-const INTERVAL: Duration = Duration::from_millis(500);
+const WRITE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The events of a group that have the thread write them at once, and the most that are kept.
-const MANY: usize = 1 << 12;
-const MOST: usize = 1 << 16;
+const WRITTEN_AT: usize = 1 << 12;
+const MOST_KEPT: usize = 1 << 16;
 
 /// An operation that has ended.
 #[derive(Debug)]
@@ -175,12 +175,12 @@ impl Track {
     /// Puts an event into the trace.
     pub(crate) fn record(&self, event: Event) {
         let mut events = self.buffer.events.lock();
-        if events.len() == MOST {
+        if events.len() == MOST_KEPT {
             self.buffer.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }
         events.push(event);
-        let is_many = events.len() == MANY;
+        let is_many = events.len() == WRITTEN_AT;
         drop(events);
         if is_many {
             self.writer.wake.notify_one();
@@ -263,7 +263,7 @@ impl Writer {
     fn run(&self) {
         let mut output = self.output.lock();
         while !output.tracks.is_empty() {
-            let _ = self.wake.wait_for(&mut output, INTERVAL);
+            let _ = self.wake.wait_for(&mut output, WRITE_INTERVAL);
             output.write_events();
         }
         output.is_running = false;

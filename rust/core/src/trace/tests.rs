@@ -1,4 +1,5 @@
 use super::*;
+use crate::temporary::Temporary;
 
 fn member(rank: Rank) -> Member {
     Member {
@@ -23,18 +24,12 @@ fn event(sequence: u64, begin: Instant, end: Instant) -> Event {
     }
 }
 
-fn folder(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("unisono-{name}-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&folder);
-    folder
-}
-
 fn count(text: &[u8], part: &str) -> usize {
     let parts = text.windows(part.len());
     parts.filter(|window| *window == part.as_bytes()).count()
 }
 
-/// The bytes of the only file of a folder, which goes.
+/// The bytes of the only file of a folder.
 fn only_file(folder: &Path) -> Vec<u8> {
     let files: Vec<_> = fs::read_dir(folder).unwrap().collect();
     let [Ok(file)] = &files[..] else {
@@ -42,17 +37,15 @@ fn only_file(folder: &Path) -> Vec<u8> {
     };
     let name = file.file_name().into_string().unwrap();
     assert!(name.starts_with("rank-0001-"), "{name}");
-    let bytes = fs::read(file.path()).unwrap();
-    fs::remove_dir_all(folder).unwrap();
-    bytes
+    fs::read(file.path()).unwrap()
 }
 
 #[test]
 fn closing_a_track_writes_its_events() {
-    let folder = folder("trace-close");
+    let folder = Temporary::new();
     let (first, second) = (member(1), member(0));
-    let track = Track::open(&folder, &first).unwrap();
-    let other = Track::open(&folder, &second).unwrap();
+    let track = Track::open(&folder.0, &first).unwrap();
+    let other = Track::open(&folder.0, &second).unwrap();
     let now = Instant::now();
     let at = |ms| now + Duration::from_millis(ms);
     track.record(event(1, at(0), at(5)));
@@ -63,7 +56,7 @@ fn closing_a_track_writes_its_events() {
     drop(track);
     other.record(event(1, at(0), at(1)));
     drop(other);
-    let bytes = only_file(&folder);
+    let bytes = only_file(&folder.0);
     assert_eq!(count(&bytes, "all_reduce"), 4);
     assert_eq!(count(&bytes, "ring"), 4);
     assert_eq!(count(&bytes, "waited_ns"), 4);
@@ -74,20 +67,20 @@ fn closing_a_track_writes_its_events() {
 
 #[test]
 fn a_full_buffer_counts_those_that_it_loses() {
-    let folder = folder("trace-full");
-    let track = Track::open(&folder, &member(1)).unwrap();
+    let folder = Temporary::new();
+    let track = Track::open(&folder.0, &member(1)).unwrap();
     let now = Instant::now();
     {
         // The thread cannot write meanwhile.
         let output = track.writer.output.lock();
-        for sequence in 0..MOST as u64 + 5 {
+        for sequence in 0..MOST_KEPT as u64 + 5 {
             track.record(event(sequence, now, now));
         }
         drop(output);
     }
     drop(track);
-    let bytes = only_file(&folder);
-    assert_eq!(count(&bytes, "all_reduce"), MOST);
+    let bytes = only_file(&folder.0);
+    assert_eq!(count(&bytes, "all_reduce"), MOST_KEPT);
     assert_eq!(count(&bytes, "lost"), 1);
 }
 

@@ -114,7 +114,7 @@ impl GroupKey {
     ///
     /// # Errors
     /// As [`KeyPair::random`].
-    pub fn unconnected() -> Result<Self> {
+    pub(crate) fn unconnected() -> Result<Self> {
         let own = Arc::new(KeyPair::random()?);
         let public = own.public();
         Ok(Self::new(own, (vec![public], b""), [0; 32], false))
@@ -184,9 +184,9 @@ impl GroupKey {
         self.encrypts
     }
 
-    /// The [`Pair`] of this process and the rank `peer`; `None` when there is no such rank.
-    pub(crate) fn pair(&self, peer: u32) -> Option<Pair> {
-        Some(Pair {
+    /// The [`PairKeys`] of this process and the rank `peer`; `None` when there is no such rank.
+    pub(crate) fn pair(&self, peer: u32) -> Option<PairKeys> {
+        Some(PairKeys {
             own: self.own.public(),
             peer: *self.member(peer)?,
             shared: self.shared,
@@ -216,14 +216,14 @@ impl fmt::Debug for GroupKey {
 
 /// The keys, the secret and the encryption that two processes prove to each other by a handshake, whichever their group is.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Pair {
+pub(crate) struct PairKeys {
     own: PublicKey,
     peer: PublicKey,
     shared: [u8; 32],
     encrypts: bool,
 }
 
-impl Pair {
+impl PairKeys {
     /// Whether both are this process.
     pub(crate) fn is_one(&self) -> bool {
         self.own == self.peer

@@ -10,7 +10,7 @@
 
 mod channel;
 pub mod cipher;
-pub mod control;
+pub(crate) mod control;
 pub mod cuda;
 pub mod endpoint;
 pub(crate) mod ends;
@@ -35,7 +35,7 @@ pub use self::channel::{ControlChannel, Notice, POSITION_BYTES, PeerState, Posit
 pub(crate) use self::neighbour::READ_BY_SEVERAL_FROM;
 pub use self::neighbour::{Neighbour, Shareable};
 pub(crate) use self::shm::WRITERS_PATIENCE;
-pub use self::shm::{Page, Shared};
+pub use self::shm::{Page, SharedSpan};
 pub use self::tcp::mending::{Breach, Hindrance, Mend, Outage, Part, SocketId};
 pub use self::tcp::stripes::Stripe;
 pub use self::terms::{Lending, Loan, Terms, Ticket};
@@ -52,7 +52,7 @@ pub struct Interest {
 }
 
 /// Payloads up to this length are copied together with their header.
-const TOGETHER: usize = 216;
+const COPIED_TOGETHER: usize = 216;
 
 /// Bytes with which every message begins; the link does not interpret them.
 pub const MESSAGE_HEADER: usize = 40;
@@ -70,8 +70,8 @@ pub trait Link: ControlChannel + Send {
     /// Sends the rest of a header, at least one byte, and then the payload, as far as that goes now: by one system call
     /// where sending takes one. A short message is published at once.
     fn try_send_message(&mut self, header: &[u8], payload: &[u8]) -> Result<usize> {
-        let mut together = [0; MESSAGE_HEADER + TOGETHER];
-        let payload = &payload[..payload.len().min(TOGETHER)];
+        let mut together = [0; MESSAGE_HEADER + COPIED_TOGETHER];
+        let payload = &payload[..payload.len().min(COPIED_TOGETHER)];
         together[..header.len()].copy_from_slice(header);
         together[header.len()..][..payload.len()].copy_from_slice(payload);
         self.try_send(&together[..header.len() + payload.len()])

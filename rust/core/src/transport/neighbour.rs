@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use super::{Lending, Loan, MESSAGE_HEADER, Page, Shared, Terms, Ticket};
+use super::{Lending, Loan, MESSAGE_HEADER, Page, SharedSpan, Terms, Ticket};
 use crate::error::Result;
 use crate::heap::{Held, IsOver, Place, Window};
 
@@ -68,7 +68,7 @@ pub trait Neighbour {
 
     /// The memory that a message shares, if it does; [`try_take`](super::Link::try_take) has just delivered its header. To be
     /// [given back](Neighbour::give_back), or declined before it has been used.
-    fn shared(&mut self) -> Result<Option<Shared>>;
+    fn shared(&mut self) -> Result<Option<SharedSpan>>;
 
     /// Gives back what the peer shares.
     fn give_back(&mut self);

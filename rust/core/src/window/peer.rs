@@ -135,7 +135,7 @@ struct Taken {
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// A wait that goes on within this time is the same one: the doors wait in parts.
-const PAUSE: Duration = Duration::from_millis(500);
+const SAME_WAIT: Duration = Duration::from_millis(500);
 
 /// How long a thread takes at most from one part of a wait to the next, mostly.
 const BETWEEN: Duration = Duration::from_millis(20);
@@ -191,7 +191,7 @@ impl Peer {
         let taken = *self.turn.state.lock();
         let now = Instant::now();
         let longest = match taken.is_awaited {
-            true => SLICE + PAUSE,
+            true => SLICE + SAME_WAIT,
             false => BETWEEN,
         };
         match taken.waits {
@@ -208,7 +208,9 @@ impl Taken {
         let now = Instant::now();
         let begun = now.checked_sub(part).unwrap_or(now);
         match self.waits {
-            Some((since, last)) if begun.saturating_duration_since(last) < PAUSE => (since, now),
+            Some((since, last)) if begun.saturating_duration_since(last) < SAME_WAIT => {
+                (since, now)
+            }
             _ => (begun, now),
         }
     }

@@ -41,7 +41,7 @@ pub fn predict(
     costs: &Costs,
 ) -> f64 {
     let place = Placed::of(topology, shape.world);
-    predict_where(algorithm, shape, element_size, place, (costs, false))
+    predict_where(algorithm, shape, element_size, place, costs)
 }
 
 /// [`predict`] where no peer reaches the caller's buffers: what is read out of them goes through the kernel.
@@ -52,8 +52,11 @@ pub fn predict_private(
     topology: &Topology,
     costs: &Costs,
 ) -> f64 {
-    let place = Placed::of(topology, shape.world);
-    predict_where(algorithm, shape, element_size, place, (costs, true))
+    let place = Placed {
+        is_private: true,
+        ..Placed::of(topology, shape.world)
+    };
+    predict_where(algorithm, shape, element_size, place, costs)
 }
 
 /// The algorithm of `candidates` that takes least, the first of equals.
@@ -67,7 +70,7 @@ pub(super) fn least(
     let place = Placed::of(topology, shape.world);
     let mut best: Option<(f64, Algorithm)> = None;
     for algorithm in candidates {
-        let seconds = predict_where(algorithm, shape, element_size, place, (costs, false));
+        let seconds = predict_where(algorithm, shape, element_size, place, costs);
         if best.is_none_or(|(least, _)| seconds < least) {
             best = Some((seconds, algorithm));
         }
@@ -75,17 +78,22 @@ pub(super) fn least(
     best.map(|(_, algorithm)| algorithm)
 }
 
-/// Where the ranks are, and that in numbers.
+/// Where the ranks are, and that in numbers, and whether the callers' buffers are in memory that no peer reaches.
 #[derive(Clone, Copy)]
 struct Placed<'a> {
     topology: &'a Topology,
     layout: Layout<'a>,
+    is_private: bool,
 }
 
 impl<'a> Placed<'a> {
     fn of(topology: &'a Topology, world: usize) -> Self {
         let layout = Layout::of(topology, world);
-        Self { topology, layout }
+        Self {
+            topology,
+            layout,
+            is_private: false,
+        }
     }
 }
 
@@ -99,13 +107,13 @@ const fn makes_streams_compete(algorithm: Algorithm, collective: Collective) -> 
     has_other && !matches!(algorithm, Algorithm::Ring | Algorithm::Hierarchical)
 }
 
-/// As [`predict`], with the callers' buffers in memory that no peer reaches, if so.
+/// As [`predict`], at this place.
 fn predict_where(
     algorithm: Algorithm,
     shape: &Shape,
     element_size: usize,
     place: Placed<'_>,
-    costs: (&Costs, bool),
+    costs: &Costs,
 ) -> f64 {
     let bill = bill(algorithm, shape, element_size, place, costs);
     bill.map_or(f64::INFINITY, |bill| bill.seconds())
@@ -116,8 +124,12 @@ fn bill<'a>(
     algorithm: Algorithm,
     shape: &Shape,
     element_size: usize,
-    Placed { topology, layout }: Placed<'a>,
-    (costs, is_private): (&'a Costs, bool),
+    Placed {
+        topology,
+        layout,
+        is_private,
+    }: Placed<'a>,
+    costs: &'a Costs,
 ) -> Option<Bill<'a>> {
     let elements = match shape.counts {
         Counts::Even(count) => count,

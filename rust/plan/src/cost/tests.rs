@@ -337,7 +337,7 @@ fn bytes_between_hosts_are_those_of_the_plans() {
                     continue;
                 }
                 let place = Placed::of(&topology, world);
-                let bill = bill(algorithm, &shape, 4, place, (&Costs::TYPICAL, false));
+                let bill = bill(algorithm, &shape, 4, place, &Costs::TYPICAL);
                 let priced = bill.expect("counts that all ranks know").wire;
                 let ratio = priced / crossing(algorithm, &shape, &topology);
                 // Guests come and go, so that each way of an interface is idle for one of the two; and the runs of Bruck's

@@ -13,7 +13,7 @@ fn collective(
     expressions: &mut Expressions<1>,
 ) {
     let world = slots.len();
-    let view = |slots: &[Vec<Id>], rank: usize, place: Option<Place>| -> Vec<Id> {
+    let view = |slots: &[Vec<Id>], rank: usize, place: Option<SlotSpan>| -> Vec<Id> {
         place.map_or_else(Vec::new, |place| {
             slots[rank][place.at..place.at + place.len].to_vec()
         })

@@ -48,7 +48,7 @@ use crate::types::Rank;
 const SLOTS: usize = 4;
 
 /// Up to this many elements go through the first tree only: two messages would cost more than they save.
-const SHORT: usize = 1024;
+const ONE_TREE: usize = 1024;
 
 /// This rank's neighbours in one of the two trees.
 struct Neighbours {
@@ -140,7 +140,7 @@ struct Pieces {
 
 impl Pieces {
     fn of(count: usize, chunk: usize) -> Self {
-        let middle = if count <= chunk.min(SHORT) {
+        let middle = if count <= chunk.min(ONE_TREE) {
             count
         } else {
             count.div_ceil(2)

@@ -1,13 +1,12 @@
 //! The collectives that trees serve, and their costs.
 
-use super::{all_reduce, broadcast, gather, is_leaf, number_at, parent_of, reduce, scatter};
+use super::{
+    ONE_TREE, all_reduce, broadcast, gather, is_leaf, number_at, parent_of, reduce, scatter,
+};
 use crate::cost::{Bill, Taken, Work};
 use crate::family::Family;
 use crate::types::Collective;
 use crate::{Counts, Plan, Shape};
-
-/// Up to this many elements go through one tree, more through two.
-const ONE_TREE: usize = 1024;
 
 /// Trees.
 pub(crate) const FAMILY: Family = Family {

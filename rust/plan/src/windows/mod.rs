@@ -134,7 +134,7 @@ pub fn build(shape: &Shape, room: &Room, shots: Shots, premultiplied: bool) -> O
 /// contributions has read the results.
 ///
 /// Room must be the same on all ranks. `None` for other collectives, and where [`build`] is.
-pub fn build_in_step(shape: &Shape, room: &Room) -> Option<Plan> {
+pub(crate) fn build_in_step(shape: &Shape, room: &Room) -> Option<Plan> {
     let chunk = room.share(2);
     let fits = shape.collective == Collective::AllReduce
         && (2..=MOST_RANKS).contains(&shape.world)

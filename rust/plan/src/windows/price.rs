@@ -9,7 +9,7 @@ use crate::types::Collective;
 const INTO_WINDOW: f64 = 0.5;
 
 /// Bytes of windows that are still in the caches nearest to the cores that have read them.
-const NEAR: f64 = (HALVES * CHUNK) as f64;
+const NEAR_BYTES: f64 = (HALVES * CHUNK) as f64;
 
 /// Through windows, chunk by chunk.
 pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
@@ -31,7 +31,7 @@ pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
     let (into, fold) = (INTO_WINDOW * copy, bill.costs.fold * work.widening);
     if !bill.is_crowded() {
         // The lines of the window are still where the operation before it has left them: in the others' caches.
-        bill.alone += whole.min(NEAR) * copy;
+        bill.alone += whole.min(NEAR_BYTES) * copy;
     }
     let others = (work.world - 1) as f64;
     let slice = whole / work.world as f64;

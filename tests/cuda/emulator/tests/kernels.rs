@@ -5,7 +5,6 @@ mod common;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
@@ -13,9 +12,7 @@ use common::alone;
 use common::gpu::*;
 
 fn ptx(dtype: &str) -> CString {
-    let folder = "../../../rust/core/src/transport/cuda/kernels/ptx";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    CString::new(std::fs::read(path.join(format!("{dtype}.ptx"))).unwrap()).unwrap()
+    CString::new(unisono_cuda_kernels::ptx(dtype)).unwrap()
 }
 
 fn load(text: &CString) -> sys::CUmodule {

@@ -4,7 +4,12 @@
 //! `rust/core/src/transport/cuda/kernels/host.hpp` is the C++ side and says how memory is reached.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::slice;
+
+use flate2::read::GzDecoder;
 
 /// Where `bytes` bytes at a device address lie in this process, and whether they are going to be written. Null is a
 /// fault: the address is not mapped, the bytes are not inside one allocation, or the address is not a multiple
@@ -41,6 +46,21 @@ pub fn find(dtype: &str, name: &str) -> Option<&'static Kernel> {
     kernels()
         .iter()
         .find(|kernel| kernel.dtype() == dtype && kernel.name() == name)
+}
+
+/// The folder of the kernels' sources.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../rust/core/src/transport/cuda/kernels")
+}
+
+/// The committed module of `dtype` (`float32`), as PTX.
+pub fn ptx(dtype: &str) -> String {
+    let path = folder().join("ptx").join(format!("{dtype}.ptx.gz"));
+    let mut text = String::new();
+    File::open(&path)
+        .and_then(|file| GzDecoder::new(file).read_to_string(&mut text))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text
 }
 
 /// Makes all later launches of this process reach memory through `translate`.

@@ -3,21 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 use unisono::types::DataType;
 
-use super::{Kernel, kernels};
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../rust/core/src/transport/cuda/kernels")
-}
-
-fn module(dtype: DataType) -> String {
-    let path = folder().join("ptx").join(format!("{dtype}.ptx"));
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
+use super::{Kernel, folder, kernels, ptx};
 
 /// As build.py has it: of each source its name, a zero byte and its bytes.
 fn digest() -> String {
@@ -72,11 +63,11 @@ fn parameter_bytes(text: &str) -> usize {
 fn every_module_is_made_from_these_sources() {
     let digest = digest();
     for dtype in DataType::ALL {
-        let ptx = module(dtype);
+        let ptx = ptx(dtype.name());
         let first = ptx.lines().next().unwrap();
         assert!(
             first.starts_with(&format!("// {dtype} sha256 {digest} nvrtc 12.")),
-            "{dtype}.ptx was made from other sources than those of {digest}; run `make ptx`. It says: {first}"
+            "{dtype}.ptx.gz was made from other sources than those of {digest}; run `make ptx`. It says: {first}"
         );
     }
 }
@@ -84,7 +75,7 @@ fn every_module_is_made_from_these_sources() {
 #[test]
 fn every_module_has_the_entry_points_of_the_host_build_with_the_same_parameters() {
     for dtype in DataType::ALL {
-        let ptx = module(dtype);
+        let ptx = ptx(dtype.name());
         let found: BTreeSet<_> = entries(&ptx)
             .into_iter()
             .map(|entry| (entry.name.to_owned(), entry.sizes))
@@ -102,7 +93,7 @@ fn every_module_has_the_entry_points_of_the_host_build_with_the_same_parameters(
 #[test]
 fn every_module_is_for_any_driver_of_cuda_12_and_any_gpu_since_pascal() {
     for dtype in DataType::ALL {
-        let ptx = module(dtype);
+        let ptx = ptx(dtype.name());
         assert!(ptx.contains("\n.version 8.0\n"), "{dtype}");
         assert!(ptx.contains("\n.target sm_60\n"), "{dtype}");
     }
@@ -111,7 +102,7 @@ fn every_module_is_for_any_driver_of_cuda_12_and_any_gpu_since_pascal() {
 #[test]
 fn every_reduction_moves_vectors_and_keeps_to_its_registers() {
     for dtype in DataType::ALL {
-        let ptx = module(dtype);
+        let ptx = ptx(dtype.name());
         // One barrier by which a block learns of a failure is all that its threads have to do with each other.
         let ptx = ptx
             .replace("bar.red.or.pred", "")
@@ -146,7 +137,7 @@ fn every_reduction_moves_vectors_and_keeps_to_its_registers() {
 #[test]
 fn every_float_operation_is_rounded_by_itself() {
     for dtype in DataType::ALL {
-        let ptx = module(dtype);
+        let ptx = ptx(dtype.name());
         let float = |line: &&str| line.contains(".f32 ") || line.contains(".f64 ");
         for line in ptx.lines().filter(float) {
             let operation = line.split_whitespace().find(|word| !word.starts_with('@'));

@@ -11,7 +11,7 @@ use crate::reduce::int8::{add_decoded, coded_bytes, decode, encode};
 use crate::types::{DataType, Rank};
 
 /// How long a call waits in one group until it asks whether another one has failed.
-const SLICE: Duration = Duration::from_millis(50);
+const WAIT_SLICE: Duration = Duration::from_millis(50);
 /// Bytes before a coded part: how many values the call has, and whether it averages.
 const HEADER: usize = 16;
 
@@ -273,7 +273,7 @@ impl<'a> Waiting<'a> {
         let (level, comm) = self.place;
         loop {
             // Its end is asked for by itself: it may come just after this wait has given up.
-            let _ = self.work.wait(Some(SLICE));
+            let _ = self.work.wait(Some(WAIT_SLICE));
             if let Some(ended) = self.work.result() {
                 return ended.map_err(|error| self.part.renumber(error));
             }

@@ -14,7 +14,7 @@ use crate::reduce;
 const STAGED_FROM: usize = 16 << 10;
 
 /// Bytes of one operation that are staged at most.
-const MOST: usize = 64 << 20;
+const MOST_STAGED: usize = 64 << 20;
 
 /// Which steps of a plan send what others send too.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ impl RepeatedSends {
 
 /// The bounce of one operation.
 #[derive(Debug)]
-pub(crate) struct BounceBuffer {
+pub(crate) struct StagedSpans {
     scratch: Scratch,
     /// Bytes of an element at most.
     size: usize,
@@ -87,7 +87,7 @@ pub(crate) struct BounceBuffer {
     filled: Vec<bool>,
 }
 
-impl BounceBuffer {
+impl StagedSpans {
     /// For an operation with these repeated_sends, on elements of at most `size` bytes of `source`; in `spare` memory, if that
     /// is enough. `None`: not worth it, or there is no room.
     pub(crate) fn new(
@@ -97,7 +97,7 @@ impl BounceBuffer {
         spare: &mut Option<Scratch>,
     ) -> Option<Self> {
         let bytes = repeated_sends.elements().checked_mul(size)?;
-        if !(STAGED_FROM..=MOST).contains(&bytes) {
+        if !(STAGED_FROM..=MOST_STAGED).contains(&bytes) {
             return None;
         }
         let (address, length) = source.place(0, source.len());

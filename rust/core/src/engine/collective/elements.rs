@@ -117,7 +117,8 @@ impl Elements {
         &self,
         target: &mut [u8],
         run: &[u8],
-        (fold, convert): (bool, Convert),
+        fold: bool,
+        convert: Convert,
         streaming: Streaming,
     ) {
         if let Some(workers) = &self.workers {

@@ -1,11 +1,11 @@
 //! The operands of a plan, and the steps that involve no other rank.
 
-use crate::engine::collective::bounce::BounceBuffer;
+use crate::engine::collective::bounce::StagedSpans;
 use crate::engine::collective::buffers::{Buffers, NO_WINDOWS};
 use crate::engine::collective::elements::Elements;
 use crate::engine::collective::header::{Fingerprint, HEADER};
 use crate::engine::members::Members;
-use crate::engine::traffic::Place;
+use crate::engine::traffic::TrafficClass;
 use crate::plan::{Span, Step};
 use crate::reduce::{self, Streaming};
 use crate::types::{Collective, Rank};
@@ -22,7 +22,7 @@ pub(crate) struct Operands {
     /// The names of the ranks, for errors.
     pub(crate) members: Members,
     /// The memory in which several peers read the data that goes to all of them.
-    pub(crate) bounce: Option<BounceBuffer>,
+    pub(crate) bounce: Option<StagedSpans>,
     /// How to store results that are not read again.
     pub(crate) streaming: Streaming,
 }
@@ -53,8 +53,8 @@ impl EncodedHeader {
 
 impl Operands {
     /// Where the operation counts.
-    pub(crate) fn traffic(&self) -> Place {
-        Place::of(self.collective, self.buffers.longest())
+    pub(crate) fn traffic(&self) -> TrafficClass {
+        TrafficClass::of(self.collective, self.buffers.longest())
     }
 
     /// The fingerprint of every message of the operation, but for the message's own length.

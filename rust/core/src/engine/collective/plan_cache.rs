@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use crate::engine::collective::bounce::BounceBuffer;
+use crate::engine::collective::bounce::StagedSpans;
 use crate::engine::collective::operands::Operands;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::{CompiledPlan, Prepared};
@@ -108,7 +108,7 @@ impl PlanStore {
             .max(operands.elements.partial().size());
         let source = operands.buffers.source();
         let bounce = match neighbours > 2 {
-            true => BounceBuffer::new(&compiled.repeated_sends, size, source, &mut self.bounce),
+            true => StagedSpans::new(&compiled.repeated_sends, size, source, &mut self.bounce),
             false => None,
         };
         Prepared {
@@ -134,7 +134,7 @@ impl PlanStore {
         }
     }
 
-    pub(crate) fn return_bounce(&mut self, bounce: BounceBuffer) {
+    pub(crate) fn return_bounce(&mut self, bounce: StagedSpans) {
         self.bounce = Some(bounce.into_scratch());
     }
 

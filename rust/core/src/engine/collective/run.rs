@@ -19,20 +19,20 @@ use crate::plan::{Plan, Step};
 use crate::reduce;
 use crate::types::{Algorithm, Collective, DataType, Rank, ReduceOp};
 
-use crate::engine::collective::shared::{SharedMemory, SharedRun, State};
+use crate::engine::collective::shared::{RunState, SharedMemory, SharedRun};
 use crate::engine::links::LinkTable;
 pub(crate) use crate::engine::links::{Direction, Waiting};
-use crate::engine::traffic::Place;
+use crate::engine::traffic::TrafficClass;
 
-use crate::engine::collective::bounce::{BounceBuffer, RepeatedSends};
+use crate::engine::collective::bounce::{RepeatedSends, StagedSpans};
 use crate::engine::collective::header::{Fingerprint, HEADER};
 use crate::engine::collective::operands::Operands;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::request::{Request, Sizes};
-use crate::engine::collective::transfer::{Progress, Way};
+use crate::engine::collective::transfer::{Progress, StepTerms};
 
 /// Bytes of payload up to which a message is short: there is nothing to gain from having several under way.
-const SHORT: usize = 512;
+const LONGEST_SHORT_MESSAGE: usize = 512;
 
 /// A plan with what the executor needs to know of it, worked out once and cached.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(crate) struct CompiledPlan {
 impl CompiledPlan {
     /// `plan` for elements of at most `size` bytes.
     pub(crate) fn new(plan: Plan, size: usize) -> Self {
-        let is_short = plan.longest_message().saturating_mul(size) <= SHORT;
+        let is_short = plan.longest_message().saturating_mul(size) <= LONGEST_SHORT_MESSAGE;
         let plan = if is_short { plan.sends_first() } else { plan };
         let steps = &plan.steps;
         let waits = (0..steps.len())
@@ -91,7 +91,7 @@ impl CompiledPlan {
 pub(crate) struct Prepared {
     pub(crate) compiled: Arc<CompiledPlan>,
     pub(crate) scratch: Option<Scratch>,
-    pub(crate) bounce: Option<BounceBuffer>,
+    pub(crate) bounce: Option<StagedSpans>,
 }
 
 /// Bit k: the step waits for the one k + 1 before it.
@@ -126,7 +126,7 @@ pub(crate) struct PlanRun {
     reuse_key: Option<ReuseKey>,
     lengths: (usize, usize),
     /// Where it counts.
-    traffic: Place,
+    traffic: TrafficClass,
     /// The first unfinished step.
     base: usize,
     /// The steps from `base` on that have ended (bit k: step `base + k`), and those that have left their link.
@@ -222,7 +222,7 @@ impl PlanRun {
     /// The key of its plan of messages, where the ranks have decided to go by one.
     pub(crate) fn declined(&self) -> Option<PlanKey> {
         let shared = self.shared.as_ref()?;
-        (shared.state() == State::Declined).then_some(shared.key)
+        (shared.state() == RunState::Declined).then_some(shared.key)
     }
 
     /// Runs it by messages.
@@ -236,7 +236,7 @@ impl PlanRun {
 
     /// Where it counts.
     #[inline]
-    pub(crate) fn traffic(&self) -> Place {
+    pub(crate) fn traffic(&self) -> TrafficClass {
         self.traffic
     }
 
@@ -304,7 +304,7 @@ impl PlanRun {
     }
 
     /// The bounce, for the next operation.
-    pub(crate) fn take_bounce(&mut self) -> Option<BounceBuffer> {
+    pub(crate) fn take_bounce(&mut self) -> Option<StagedSpans> {
         self.operands.bounce.take()
     }
 
@@ -334,7 +334,7 @@ impl PlanRun {
 
     pub(crate) fn is_done(&self) -> bool {
         if let Some(shared) = &self.shared {
-            return shared.state() == State::Done;
+            return shared.state() == RunState::Done;
         }
         self.base == self.compiled.plan.steps.len()
     }
@@ -418,7 +418,7 @@ impl PlanRun {
                 let progress = &mut self.window[index % WINDOW];
                 let step = &self.compiled.plan.steps[index];
                 let staged = self.compiled.repeated_sends.span_of(index);
-                let way = Way {
+                let way = StepTerms {
                     staged: staged.map(|number| (&self.compiled.repeated_sends, number)),
                     is_last: self.compiled.last_receives[index],
                 };

@@ -18,9 +18,9 @@ use crate::engine::collective::operands::Operands;
 use crate::engine::links::{LinkTable, OpenLink, Runs};
 use crate::engine::message::frame::declined;
 
-/// Bytes of a message that are taken in at a time, before it is another step's turn: a rank that reads without end
-/// sends nothing.
-pub(crate) const TURN: usize = 256 << 10;
+/// Bytes of a message, a window or a slice that are worked on before it is the turn of another step or operation: a rank
+/// that reads without end sends nothing.
+pub(crate) const BYTES_PER_TURN: usize = 256 << 10;
 
 /// How far a step has come.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,7 +43,7 @@ impl Progress {
 
 /// Further properties of a step.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Way<'a> {
+pub(crate) struct StepTerms<'a> {
     /// The number of the span that it sends, if others send it too.
     pub(crate) staged: Option<(&'a RepeatedSends, usize)>,
     /// It receives data that no later step reads.
@@ -55,7 +55,7 @@ impl Operands {
     pub(crate) fn advance(
         &mut self,
         step: &Step,
-        way: Way<'_>,
+        way: StepTerms<'_>,
         progress: &mut Progress,
         links: &mut LinkTable,
     ) -> Result<bool> {
@@ -115,12 +115,12 @@ impl Operands {
                 let size = self.elements.size_in(src.buffer);
                 let (offset, length) = (src.offset * size, src.len * size);
                 if HEADER + length > open.post_limit {
-                    return self.advance(step, Way::default(), progress, links);
+                    return self.advance(step, StepTerms::default(), progress, links);
                 }
                 progress.done = self.post(open, src.buffer, (offset, length))?;
                 return Ok(progress.done);
             }
-            _ => return self.advance(step, Way::default(), progress, links),
+            _ => return self.advance(step, StepTerms::default(), progress, links),
         };
         let Some(open) = links.open(Lane::Collective, from) else {
             return Ok(false);
@@ -133,7 +133,7 @@ impl Operands {
         };
         let length = dst.len * self.elements.wire_type(wire).size();
         if HEADER + length > open.post_limit || progress.header_read {
-            return self.advance(step, Way::default(), progress, links);
+            return self.advance(step, StepTerms::default(), progress, links);
         }
         match self.take_whole(open, from, &incoming)? {
             Some(Begun::Whole) => progress.done = true,
@@ -291,7 +291,7 @@ impl Operands {
         } = self;
         let size = elements.size_in(dst.buffer);
         let convert = elements.conversion(dst, wire);
-        let turn = progress.bytes.saturating_add(TURN);
+        let turn = progress.bytes.saturating_add(BYTES_PER_TURN);
         while progress.bytes < length {
             if progress.bytes >= turn {
                 return Ok(());
@@ -305,7 +305,7 @@ impl Operands {
                 open.link.try_fold(max, wire_size, &mut |run| {
                     let target = &mut target[at..at + run.len() / wire_size * size];
                     at += target.len();
-                    elements.absorb(target, run, (fold, convert), streaming);
+                    elements.absorb(target, run, fold, convert, streaming);
                 })?
             } else {
                 // A plain receive may stop inside an element.
@@ -315,7 +315,7 @@ impl Operands {
                     true => open.link.try_recv(target)?,
                     false => {
                         let absorb = |target: &mut [u8], run: &[u8]| {
-                            elements.absorb(target, run, (fold, convert), streaming);
+                            elements.absorb(target, run, fold, convert, streaming);
                         };
                         open.link.try_recv_by(&absorb, target)?
                     }
@@ -416,7 +416,7 @@ impl Operands {
             let rest = (payload.len() - done) / wire_size * size;
             let target = buffers.write(dst.buffer, offset, rest);
             let run = &payload[done..done + target.len() / size * wire_size];
-            elements.absorb(target, run, (fold, convert), streaming);
+            elements.absorb(target, run, fold, convert, streaming);
             done += run.len();
         }
     }

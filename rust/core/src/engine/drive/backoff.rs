@@ -374,11 +374,11 @@ impl Parker {
 
 /// How long a sleep until then is.
 fn rest(until: Option<Instant>) -> Duration {
-    const LONGEST: Duration = Duration::from_secs(1);
-    let left = until.map_or(LONGEST, |until| {
+    const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+    let left = until.map_or(LONGEST_SLEEP, |until| {
         until.saturating_duration_since(Instant::now())
     });
-    left.min(LONGEST)
+    left.min(LONGEST_SLEEP)
 }
 
 #[cfg(test)]

@@ -34,10 +34,10 @@ pub(crate) fn now() -> Moment {
 
 /// A longer yield means that a program computes on this core: what ranks do between two yields takes some tens of
 /// microseconds for each rank on the core, a time slice of the scheduler some milliseconds.
-const LONG: u64 = 1_000_000;
+const SHORTEST_LOSS: u64 = 1_000_000;
 
 /// A yield counts for no more than a time slice.
-const SLICE: u64 = 4_000_000;
+const TIME_SLICE: u64 = 4_000_000;
 
 /// Yields are tried again when such a period begins. The other program may have computed for some milliseconds only; but
 /// a try costs a time slice or two.
@@ -131,8 +131,8 @@ impl Contention {
     #[inline]
     pub(crate) fn note(&mut self, given: Moment, now: Moment) {
         self.last = match now.saturating_sub(given) {
-            short if short < LONG => 0,
-            long => long.min(SLICE),
+            short if short < SHORTEST_LOSS => 0,
+            long => long.min(TIME_SLICE),
         };
     }
 
@@ -223,7 +223,7 @@ mod tests {
         for _ in 0..3 {
             waits.wait(20 * MILLI);
             for _ in 0..1000 {
-                waits.wait(LONG - 1);
+                waits.wait(SHORTEST_LOSS - 1);
                 assert_eq!(waits.yields(), USUAL);
             }
         }
@@ -236,7 +236,7 @@ mod tests {
             for _ in 0..10 {
                 waits.contention.note(waits.now, waits.now + 4 * MILLI);
             }
-            waits.wait(LONG - 1);
+            waits.wait(SHORTEST_LOSS - 1);
             assert_eq!(waits.yields(), USUAL);
         }
     }

@@ -7,7 +7,7 @@ use crate::types::Rank;
 
 use crate::engine::collective::pair_counts::Outlook;
 use crate::engine::drive::backoff::Parker;
-use crate::engine::drive::progress::{Driven, Found};
+use crate::engine::drive::progress::{Driven, Findings};
 use crate::engine::state::{Core, Group};
 
 impl Driven for Group {
@@ -19,22 +19,22 @@ impl Driven for Group {
         &self.parker
     }
 
-    fn drive(&self, look_around: bool) -> Found {
+    fn drive(&self, look_around: bool) -> Findings {
         let Some(mut core) = self.core.try_lock() else {
-            return Found::default();
+            return Findings::default();
         };
         let recent = std::mem::take(&mut core.handed_over);
         if core.leader || !core.is_busy() {
-            return Found {
+            return Findings {
                 recent,
-                ..Found::default()
+                ..Findings::default()
             };
         }
         let moved = self.step(&mut core);
         if look_around {
             self.look_around(&mut core);
         }
-        Found {
+        Findings {
             moved,
             waits: core.is_busy(),
             recent,

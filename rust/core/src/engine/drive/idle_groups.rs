@@ -13,7 +13,7 @@ use crate::engine::drive::backoff::Parker;
 use crate::engine::drive::progress::Driven;
 
 /// The pause between two looks into a group that works.
-const PAUSE: Duration = Duration::from_millis(250);
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The thread's list.
 pub(crate) struct IdleGroups<G> {
@@ -37,7 +37,7 @@ impl<G> IdleGroup<G> {
             number,
             group,
             seen: 0,
-            due: Some(Instant::now() + PAUSE),
+            due: Some(Instant::now() + LOOK_INTERVAL),
         }
     }
 }
@@ -68,7 +68,7 @@ impl<G: Driven> IdleGroups<G> {
 
     /// The thread drives this group: its links ring for other reasons.
     pub(crate) fn note_work(&mut self, number: u32) {
-        self.look_at(number, PAUSE);
+        self.look_at(number, LOOK_INTERVAL);
     }
 
     /// Has the group looked into after a pause, if it is to ring.
@@ -97,10 +97,10 @@ impl<G: Driven> IdleGroups<G> {
             idle_group.due = None;
             match group.look_out(&mut idle_group.seen) {
                 Outlook::Over => return false,
-                Outlook::Busy => idle_group.due = Some(now + PAUSE),
+                Outlook::Busy => idle_group.due = Some(now + LOOK_INTERVAL),
                 Outlook::Quiet => {
                     if !parker.watch_set_as(group.parker(), idle_group.number) {
-                        idle_group.due = Some(now + PAUSE);
+                        idle_group.due = Some(now + LOOK_INTERVAL);
                     }
                 }
             }

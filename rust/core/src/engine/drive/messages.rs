@@ -18,7 +18,7 @@ use crate::engine::message::look::{Look, Wanted};
 use crate::engine::reports::{MessagePrint, Print};
 use crate::engine::state::{Core, Group};
 use crate::engine::timeline::Begun;
-use crate::engine::traffic::Place;
+use crate::engine::traffic::TrafficClass;
 use crate::engine::work::{Received, WorkState};
 use crate::fence::contained;
 
@@ -308,7 +308,7 @@ fn note_message(
     (peer, tag): (Rank, u64),
 ) {
     core.messages += 1;
-    core.traffic.count(Place::of(collective, bytes));
+    core.traffic.count(TrafficClass::of(collective, bytes));
     core.recorder.note(Print::Message(MessagePrint {
         sequence: core.messages,
         collective,

@@ -34,7 +34,7 @@ pub(crate) trait Driven: Send + Sync + 'static {
     fn parker(&self) -> &Parker;
 
     /// One turn of the thread, which keeps away while another thread drives.
-    fn drive(&self, look_around: bool) -> Found;
+    fn drive(&self, look_around: bool) -> Findings;
 
     /// Whether there is nothing more to do for the thread, which is noted then.
     fn dismiss(&self) -> bool;
@@ -64,7 +64,7 @@ pub(crate) struct Progress<G> {
 
 /// The findings of the thread in a group.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct Findings {
     /// Something moved.
     pub(crate) moved: bool,
     /// Operations are under way that no other thread drives.
@@ -77,7 +77,7 @@ pub(crate) struct Found {
 const ROUNDS_PER_LOOK: u32 = 256;
 
 /// How long a short operation may wait for the thread; a hundredth of a core's time goes into looking so often.
-const NAP: Duration = Duration::from_micros(250);
+const NAP_LENGTH: Duration = Duration::from_micros(250);
 
 /// Naps, since something was last handed over, before the sleep that another thread has to end.
 const NAPS: u32 = 16;
@@ -175,7 +175,7 @@ impl<G: Driven> Progress<G> {
                 self.hear(self.parker.clear(), &mut idle_groups);
                 self.look_out(&mut idle_groups);
             }
-            let mut all = Found::default();
+            let mut all = Findings::default();
             for group in &groups {
                 let found = group.drive(look_around);
                 all.moved |= found.moved;
@@ -198,7 +198,7 @@ impl<G: Driven> Progress<G> {
             } else if naps < NAPS && !self.handover.is_stopping() {
                 naps += 1;
                 backoff.reset();
-                self.parker.nap(NAP);
+                self.parker.nap(NAP_LENGTH);
             } else {
                 groups.retain(|group| !group.dismiss());
             }

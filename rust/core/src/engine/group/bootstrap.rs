@@ -14,7 +14,7 @@ use crate::error::{Code, Error, Result};
 use crate::locks::Mutex;
 use crate::plan::cost::Rounded;
 use crate::plan::topology::Topology;
-use crate::processors::{Place, cores, place};
+use crate::processors::{Placement, cores, place};
 use crate::rendezvous::launcher;
 use crate::rendezvous::roster::{self, Introduction, Member as Introduced, Roster};
 use crate::rendezvous::secret::Secret;
@@ -450,7 +450,7 @@ pub(crate) fn introduction(
              set UNISONO_SECRET_FILE, or start the ranks with `unisono launch`, which makes a secret"
         );
     }
-    let Place {
+    let Placement {
         node,
         nodes,
         caches,

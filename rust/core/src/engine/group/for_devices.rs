@@ -15,10 +15,10 @@ use crate::engine::state::Group;
 use crate::engine::work::WorkState;
 
 /// The name of a group in all its members, for as long as the job runs.
-pub(crate) type Identity = [u8; 16];
+pub(crate) type GroupId = [u8; 16];
 
 impl Group {
-    pub(crate) fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> GroupId {
         self.membership.key.id()
     }
 

@@ -17,7 +17,7 @@ use crate::engine::state::{Core, Group, Mail};
 const PAUSES: [u64; 6] = [1, 2, 5, 10, 20, 50];
 
 /// How long one try may take once the peer's host has answered: its process may be short of time.
-const TRY: Duration = Duration::from_secs(2);
+const TRY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a connection is tried that the system has given up as long as a host may be silent: another may lead there at once.
 const AFTER_SILENCE: Duration = Duration::from_millis(1500);
@@ -30,7 +30,7 @@ const NEVER: Duration = Duration::from_secs(1 << 30);
 
 /// The connection that a thread sees to.
 #[derive(Clone, Copy)]
-struct Place {
+struct ConnectionId {
     lane: Lane,
     peer: Rank,
     socket: SocketId,
@@ -85,7 +85,7 @@ impl Group {
     fn mend_in_background(&self, (lane, peer): (Lane, Rank), breach: Breach) -> Result<(), Error> {
         tracing::debug!(rank = self.rank, peer, ?breach, "a connection broke");
         let socket = breach.socket;
-        let place = Place { lane, peer, socket };
+        let place = ConnectionId { lane, peer, socket };
         let limit = match self.config.peer_timeout.seconds() {
             // Where hosts are never lost the system tries on.
             None if breach.is_dark => NEVER,
@@ -109,7 +109,7 @@ impl Group {
                 Ok(Err(why)) => why,
                 Err(error) => Hindrance::NotSoFar(error.message),
             };
-            let Place { lane, peer, socket } = place;
+            let ConnectionId { lane, peer, socket } = place;
             this.post_at_once(Mail::Beyond {
                 lane,
                 peer,
@@ -124,7 +124,7 @@ impl Group {
         &self,
         seat: &Seat,
         request: &ConnectRequest<'_>,
-        place: Place,
+        place: ConnectionId,
         until: Instant,
     ) -> Result<(), Hindrance> {
         for tries in 0.. {
@@ -132,7 +132,7 @@ impl Group {
                 return Ok(());
             }
             let request = ConnectRequest {
-                deadline: self.clock.now() + TRY,
+                deadline: self.clock.now() + TRY_TIMEOUT,
                 ..*request
             };
             // The peer may have taken the socket of a try that this side gave up.
@@ -165,7 +165,7 @@ impl Group {
         &self,
         seat: &Seat,
         request: &ConnectRequest<'_>,
-        place: Place,
+        place: ConnectionId,
         (silent, there): (Instant, Instant),
     ) -> Result<(), Hindrance> {
         for looks in 0.. {
@@ -188,7 +188,7 @@ impl Group {
     /// A further socket for a connection that the peer has opened.
     pub(crate) fn take_in_mend(&self, (lane, peer): (Lane, Rank), mend: Mend) {
         let socket = mend.socket();
-        let place = Place { lane, peer, socket };
+        let place = ConnectionId { lane, peer, socket };
         self.post_mend(place, mend);
         // One thread for each link, however many sockets come.
         let mut core = self.core.lock();
@@ -210,7 +210,7 @@ impl Group {
         }
     }
 
-    fn post_mend(&self, Place { lane, peer, .. }: Place, mend: Mend) {
+    fn post_mend(&self, ConnectionId { lane, peer, .. }: ConnectionId, mend: Mend) {
         self.post_at_once(Mail::Mended { lane, peer, mend });
     }
 
@@ -224,7 +224,7 @@ impl Group {
 
     /// Stays until the connections of the link carry bytes, for some time: no thread may be driving the group. A
     /// connection that breaks again is another thread's.
-    fn see_through(&self, place: Place, request: &ConnectRequest<'_>) {
+    fn see_through(&self, place: ConnectionId, request: &ConnectRequest<'_>) {
         let until = self.clock.now() + SEEN_THROUGH;
         for looks in 0.. {
             if !self.is_mending(place) || self.clock.now() >= until {
@@ -235,18 +235,18 @@ impl Group {
     }
 
     /// Moves what is being made again, and says whether that connection is still to be opened.
-    fn needs_mending(&self, place: Place) -> bool {
+    fn needs_mending(&self, place: ConnectionId) -> bool {
         self.look_at(place, |open| open.link.needs_mending(place.socket))
     }
 
     /// As [`Self::needs_mending`]: whether not all connections of the link carry bytes.
-    fn is_mending(&self, place: Place) -> bool {
+    fn is_mending(&self, place: ConnectionId) -> bool {
         self.look_at(place, |open| open.link.is_mending())
     }
 
     fn look_at(
         &self,
-        Place { lane, peer, .. }: Place,
+        ConnectionId { lane, peer, .. }: ConnectionId,
         asks: impl FnOnce(&OpenLink) -> bool,
     ) -> bool {
         let mut core = self.core.lock();

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use crate::engine::calibrate;
 use crate::plan::cost::{Costs, Rounded};
-use crate::processors::{Place, cores, place};
+use crate::processors::{Placement, cores, place};
 use crate::rendezvous::roster::Member as Introduced;
 use crate::transport::endpoint::{Address, Endpoint};
 
 /// Hosts are near each other whose round trip is no longer: it takes ten or more of them to bring a connection up to speed.
-const NEAR: Duration = Duration::from_millis(1);
+const NEAR_ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// The cores that the ranks of this host share: where they are bound to memory nodes, those of all nodes.
 fn shared_cores() -> usize {
-    let Place {
+    let Placement {
         node,
         cores: of_all,
         ..
@@ -48,7 +48,7 @@ pub(super) fn price(endpoint: &Endpoint, members: &[Introduced]) -> Rounded {
         costs.remote_latency = one_way.max(Costs::TYPICAL.remote_latency);
         tracing::debug!(?round_trip, "measured the way to the farthest host");
         // A connection takes many round trips to come up to speed.
-        if round_trip <= NEAR
+        if round_trip <= NEAR_ROUND_TRIP
             && let Some(rate) = endpoint.rate(target)
         {
             tracing::debug!(rate, "bytes a second to another host");

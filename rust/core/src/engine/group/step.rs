@@ -15,10 +15,10 @@ use crate::engine::state::{Core, Group, Operation};
 use crate::engine::work::WorkState;
 
 /// Operations of one group that are moved at once; later ones wait their turn.
-const CONCURRENT: usize = 64;
+const MOST_MOVED: usize = 64;
 
 /// The pause between two looks at a peer that owes an answer.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Waits named in a report, beyond which only their number is given.
 const WAITS_NAMED: usize = 4;
@@ -33,7 +33,7 @@ impl Group {
     fn step_once(&self, core: &mut Core) -> bool {
         let mut moved = self.has_mail() && self.read_mail(core);
         let mut index = 0;
-        while index < core.operations.len().min(CONCURRENT) {
+        while index < core.operations.len().min(MOST_MOVED) {
             let (earlier, rest) = core.operations.split_at_mut(index);
             let operation = &mut rest[0];
             let running = |sequence: &u64| earlier.iter().any(|e| e.work.sequence == *sequence);
@@ -337,7 +337,7 @@ impl Group {
             }
         }
         if is_to_be_looked_at {
-            let look = self.clock.now() + LOOK;
+            let look = self.clock.now() + LOOK_INTERVAL;
             *until = Some(until.map_or(look, |until| until.min(look)));
         }
         if !ready {
@@ -411,7 +411,7 @@ fn has_left(links: &LinkTable, peer: Rank) -> bool {
 
 /// Calls `visit` for every message that an operation waits for now.
 pub(crate) fn visit_waits(core: &Core, mut visit: impl FnMut(&Operation, Waiting)) {
-    for (index, operation) in core.operations.iter().enumerate().take(CONCURRENT) {
+    for (index, operation) in core.operations.iter().enumerate().take(MOST_MOVED) {
         if !operation.after.is_empty() {
             continue;
         }

@@ -14,7 +14,7 @@ use crate::engine::links::Direction;
 use crate::engine::state::{Core, Group};
 
 /// How long a rank that waits leaves the heads of its links alone, after it has looked for strays.
-const PAUSE: Duration = Duration::from_millis(100);
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Group {
     /// Takes note of an operation that begins, if two ranks alone know what goes between them.
@@ -65,7 +65,7 @@ impl Group {
         if pairs.next_look.is_some_and(|due| now < due) {
             return None;
         }
-        pairs.next_look = Some(now + PAUSE);
+        pairs.next_look = Some(now + LOOK_INTERVAL);
         self.stray(core)
     }
 

@@ -24,9 +24,9 @@ use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::message::frame::NOTE;
 use crate::engine::message::meeting::Posted;
 use crate::engine::reports::{MessagePrint, Print};
-use crate::engine::state::{Core, Group, LARGE, Membership, Operation};
+use crate::engine::state::{Core, Group, Membership, Operation, WAKES_THREAD_FROM};
 use crate::engine::timeline::Begun;
-use crate::engine::traffic::Place;
+use crate::engine::traffic::TrafficClass;
 use crate::engine::work::{Completion, WorkState};
 
 /// A send, a receive or a probe that is about to start.
@@ -176,7 +176,7 @@ impl Group {
         let order = request.in_rank_order && shape.world > 2;
         let sizes = (request.dtype.size(), request.partial().size());
         let key = PlanKey::of(&shape, sizes).map(|key| key.in_rank_order(order));
-        let choose = |is_told| self.choose(&shape, request.dtype, (order, is_told));
+        let choose = |is_told| self.choose(&shape, request.dtype, order, is_told);
         let choice = core.plans.choice(key, choose);
         let workers = self.workers.clone();
         let elements = Elements::new(request.dtype, request.op, shape.contributors(), workers)?;
@@ -225,12 +225,7 @@ impl Group {
     }
 
     /// The algorithms for a request that folds in rank order or in any, which are logged if `is_told`.
-    fn choose(
-        &self,
-        shape: &Shape,
-        dtype: DataType,
-        (in_rank_order, is_told): (bool, bool),
-    ) -> Choice {
+    fn choose(&self, shape: &Shape, dtype: DataType, in_rank_order: bool, is_told: bool) -> Choice {
         let wanted = self.config.algorithm;
         let choice = match in_rank_order {
             true => self.membership.choose_in_rank_order(shape, dtype),
@@ -277,7 +272,7 @@ impl Group {
         let shape = key.shape(self.rank, self.world);
         let dtype = run.operands().elements.dtype;
         let choice = plans.choice(Some(key), |is_told| {
-            self.choose(&shape, dtype, (key.in_rank_order, is_told))
+            self.choose(&shape, dtype, key.in_rank_order, is_told)
         });
         let sizes = (key.element_size, key.partial_size);
         let compiled = self.compiled(plans, (&shape, Some(key)), sizes, choice)?;
@@ -464,7 +459,7 @@ impl Group {
             (self.clock.now(), timeout),
             options.completion,
         );
-        let work = Arc::new(work.counted_at(Place::of(collective, bytes)));
+        let work = Arc::new(work.counted_at(TrafficClass::of(collective, bytes)));
         let started = self.guarded(core, |core| start(core, &work));
         let moves = match started.flatten() {
             Ok(moves) => moves,
@@ -502,7 +497,10 @@ impl Group {
         if moves {
             self.step(core);
         }
-        self.after_submit(core, (!options.blocking).then_some(bytes >= LARGE));
+        self.after_submit(
+            core,
+            (!options.blocking).then_some(bytes >= WAKES_THREAD_FROM),
+        );
         Ok(work)
     }
 

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::heap::{Held, IsOver, Place};
 use crate::transport::{
     ControlChannel, Interest, Lending, Link, Loan, MESSAGE_HEADER, Neighbour, Notice, Page,
-    PeerState, Position, Shareable, Shared, Terms, Ticket,
+    PeerState, Position, Shareable, SharedSpan, Terms, Ticket,
 };
 
 /// The things that a caller asks of a link.
@@ -150,7 +150,7 @@ impl<F: FnMut(At) -> Result<()> + Send> Neighbour for Faulty<F> {
         self.reach(At::Send).map(|()| Lending::NotNow)
     }
 
-    fn shared(&mut self) -> Result<Option<Shared>> {
+    fn shared(&mut self) -> Result<Option<SharedSpan>> {
         self.reach(At::Receive).map(|()| None)
     }
 

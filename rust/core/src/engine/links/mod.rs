@@ -10,8 +10,8 @@ use crate::error::{Code, Error, Result};
 use crate::heap::{Held, Place};
 use crate::transport::endpoint::Lane;
 use crate::transport::{
-    Interest, Lending, Link, Loan, MESSAGE_HEADER, Neighbour, Notice, PeerState, Shareable, Shared,
-    Terms, Ticket,
+    Interest, Lending, Link, Loan, MESSAGE_HEADER, Neighbour, Notice, PeerState, Shareable,
+    SharedSpan, Terms, Ticket,
 };
 use crate::types::Rank;
 
@@ -111,11 +111,11 @@ impl OpenLink {
 
     /// The peer has been lost for long enough for any link to arrive that it had opened before.
     fn is_long_lost(&self, now: Instant) -> bool {
-        const LONG: Duration = Duration::from_secs(2);
+        const LONGEST_ARRIVAL: Duration = Duration::from_secs(2);
         matches!(self.ended, Some(PeerState::Lost(_)))
             && self
                 .ended_since
-                .is_some_and(|since| now.saturating_duration_since(since) > LONG)
+                .is_some_and(|since| now.saturating_duration_since(since) > LONGEST_ARRIVAL)
     }
 
     /// Reads on until the header of a streamed message is complete.
@@ -192,7 +192,7 @@ macro_rules! named_of_neighbours {
 named_of_neighbours! {
     try_lend(header: &[u8; MESSAGE_HEADER], runs: &[(usize, usize)], terms: Terms) -> Lending, or Lending::Unfit;
     try_share(header: &[u8; MESSAGE_HEADER], what: Shareable<'_>) -> Lending, or Lending::Unfit;
-    shared() -> Option<Shared>, or None;
+    shared() -> Option<SharedSpan>, or None;
     loan(ticket: Ticket) -> Loan, or Loan::Returned;
     reach(place: Place, bytes: usize) -> Option<Held>, or None;
 }
@@ -255,7 +255,7 @@ pub(crate) struct LinkTable {
 
 /// For how long after a link was needed a rank expects it to come soon. A link that takes longer waits for a peer, which must
 /// not make waits for others longer.
-const SOON: Duration = Duration::from_secs(1);
+const LONGEST_OPENING: Duration = Duration::from_secs(1);
 
 impl LinkTable {
     pub(crate) fn new(world: usize) -> Self {
@@ -288,7 +288,7 @@ impl LinkTable {
 
     /// Whether links are on their way that should be there soon.
     pub(crate) fn are_opening(&self, now: impl FnOnce() -> Instant) -> bool {
-        let is_recent = |since| now().saturating_duration_since(since) < SOON;
+        let is_recent = |since| now().saturating_duration_since(since) < LONGEST_OPENING;
         self.opening > 0 && self.opening_since.is_some_and(is_recent)
     }
 

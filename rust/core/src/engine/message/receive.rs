@@ -7,7 +7,7 @@ use super::matching::{Finished, Matching};
 use super::meeting::{Kept, Posted, note_received};
 use super::outgoing::Outgoing;
 use super::peer::Sink;
-use crate::engine::collective::transfer::TURN;
+use crate::engine::collective::transfer::BYTES_PER_TURN;
 use crate::engine::links::{LinkTable, OpenLink, PeerLink};
 use crate::error::Result;
 use crate::transport::endpoint::Lane;
@@ -79,7 +79,7 @@ impl Matching {
                         }
                     }
                     moved = true;
-                    if turn >= TURN && !sink.is_full() {
+                    if turn >= BYTES_PER_TURN && !sink.is_full() {
                         return Ok(true);
                     }
                 }

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use proptest::prelude::*;
 use rustix::fs::{FlockOperation, flock};
@@ -13,28 +12,9 @@ use super::*;
 use crate::error::Code;
 use crate::rendezvous::store::suite;
 use crate::skips::skipped;
+use crate::temporary::Temporary;
 
 const SOON: Duration = Duration::from_secs(20);
-
-/// A path in the temporary folder, removed when dropped.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("unisono-file-store-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let _ = fs::remove_file(&path);
-        Self(path)
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
 
 #[test]
 fn passes_the_suite() {

@@ -4,6 +4,7 @@ use std::thread;
 
 use super::*;
 use crate::rendezvous::launcher::Master;
+use crate::temporary::Temporary;
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -76,10 +77,9 @@ fn ranks_meet_at_a_tcp_url() {
 
 #[test]
 fn ranks_meet_in_a_file() {
-    let path = std::env::temp_dir().join(format!("unisono-url-{}", std::process::id()));
-    let url = format!("file://{}", path.display());
+    let path = Temporary::new();
+    let url = format!("file://{}", path.0.display());
     meet(|rank| open_url(&url, rank, 3, &config("10")));
-    std::fs::remove_file(path).expect("remove");
 }
 
 #[test]

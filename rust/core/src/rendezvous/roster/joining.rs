@@ -21,7 +21,7 @@ use crate::rendezvous::store::{MAX_VALUE, Store};
 use crate::types::Rank;
 
 /// How long rank 0 waits for entries between two looks at `trouble`.
-const GLANCE: Duration = Duration::from_secs(1);
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a waiting rank tells what it waits for.
 const REPORT: Duration = Duration::from_secs(5);
 /// How much later than its own timeout a rank still takes the verdict of a rank 0 that has come: its reasons are
@@ -157,7 +157,7 @@ impl Joining<'_> {
         let mut rows = BTreeMap::from([(0, self.entry.row.clone())]);
         let mut report = self.begun + REPORT;
         while rows.len() < self.me.world {
-            let glance = Instant::now() + GLANCE.min(self.left());
+            let glance = Instant::now() + LOOK_INTERVAL.min(self.left());
             self.await_entries(&mut rows, glance)?;
             if let Some(trouble) = self.store.get(TROUBLE)? {
                 return Err(self.read_failure(&trouble));
@@ -232,7 +232,7 @@ impl Joining<'_> {
                 Err(error) if error.code == Code::Timeout => {}
                 Err(error) => return Err(error),
             }
-            pause = (pause * 2).min(GLANCE);
+            pause = (pause * 2).min(LOOK_INTERVAL);
             let entry = self.store.get(&entry_key(rank))?;
             let entry = entry.and_then(|bytes| self.seal.read_entry(&bytes).ok());
             let may_come = entry.is_some_and(|entry| self.may_run(&entry.row));
@@ -300,7 +300,7 @@ impl Joining<'_> {
 
     /// Another rank than 0: waits for the verdict.
     fn follow(&self) -> Result<Roster> {
-        let mut pause = GLANCE;
+        let mut pause = LOOK_INTERVAL;
         loop {
             match self.store.wait(VERDICT, self.left().min(pause)) {
                 Ok(verdict) => return self.conclude(&verdict),

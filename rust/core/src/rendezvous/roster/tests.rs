@@ -17,6 +17,7 @@ use crate::rendezvous::records::MAX_TEXT;
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::tcp_server::TcpStoreServer;
 use crate::rendezvous::tcp_store::TcpStore;
+use crate::temporary::Temporary;
 
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(800);
@@ -159,9 +160,8 @@ fn a_group_forms_over_tcp() {
 
 #[test]
 fn a_group_forms_in_a_file() {
-    let path = std::env::temp_dir().join(format!("unisono-roster-{}", std::process::id()));
-    forms(&FileStore::open(&path).expect("open"), 4);
-    std::fs::remove_file(&path).expect("remove");
+    let path = Temporary::new();
+    forms(&FileStore::open(&path.0).expect("open"), 4);
 }
 
 #[test]
@@ -549,9 +549,8 @@ fn a_rank_that_died_is_not_seen_off() {
 /// Two jobs at one file, the first of them killed.
 #[test]
 fn a_file_that_is_left_over_is_said_to_be_one() {
-    let name = format!("unisono-left-over-{}", std::process::id());
-    let path = std::env::temp_dir().join(name);
-    let store = FileStore::open(&path).expect("open");
+    let path = Temporary::new();
+    let store = FileStore::open(&path.0).expect("open");
     let results = join_all(&store, &[a_process(0, 2), a_process(1, 2)], LONG);
     assert!(results.iter().all(Result::is_ok));
     let one_more = [
@@ -560,10 +559,9 @@ fn a_file_that_is_left_over_is_said_to_be_one() {
         another_process(2, 3),
     ];
     for error in errors(&store, &one_more, SHORT) {
-        let hint = format!("or store file {} is left over", path.display());
+        let hint = format!("or store file {} is left over", path.0.display());
         assert_eq!(error.message.matches(&hint).count(), 1, "{error}");
     }
-    std::fs::remove_file(path).expect("remove");
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::locks::Mutex;
 /// How long the name of this host may take to become known.
 const NAMING: Duration = Duration::from_secs(10);
 /// Between two attempts to find it.
-const PAUSE: Duration = Duration::from_millis(250);
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
 /// A running store server. It ends, with its thread, when dropped, or when the meeting that it was started for is over.
 #[derive(Debug)]
@@ -175,7 +175,7 @@ fn retry_for<T>(limit: Duration, mut attempt: impl FnMut() -> io::Result<T>) -> 
     let deadline = Instant::now() + limit;
     loop {
         match attempt() {
-            Err(_) if Instant::now() < deadline => thread::sleep(limit.min(PAUSE)),
+            Err(_) if Instant::now() < deadline => thread::sleep(limit.min(RETRY_PAUSE)),
             result => return result,
         }
     }

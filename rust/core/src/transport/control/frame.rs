@@ -6,7 +6,7 @@ use crate::error::{Code, ForeignText};
 use crate::heap::Identity;
 
 /// The longest text of a [`Notice`] that travels, in bytes; longer ones are cut between characters.
-pub const MAX_MESSAGE: usize = 4096;
+pub(crate) const MAX_MESSAGE: usize = 4096;
 
 pub(super) const DOORBELL: u8 = 1;
 pub(super) const ABORT: u8 = 2;
@@ -29,7 +29,7 @@ const MAX_PAYLOAD: usize = NOTICE_HEADER + MAX_MESSAGE;
 
 /// One frame of the control channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub(crate) enum Frame {
     /// Wakes a sleeper; says nothing else.
     Doorbell,
     /// The sender aborted its group.
@@ -67,7 +67,7 @@ impl Frame {
     ///
     /// # Errors
     /// A description of the bytes when they are no frame.
-    pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, String> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, String> {
         let kind = match bytes.first() {
             None => return Ok(None),
             Some(&DOORBELL) => return Ok(Some((Self::Doorbell, 1))),
@@ -116,7 +116,7 @@ impl Frame {
     }
 
     /// Appends the frame's bytes to `out`.
-    pub fn write(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
         match self {
             Self::Doorbell => out.push(DOORBELL),
             Self::Farewell => out.extend_from_slice(&[FAREWELL, 0, 0]),

@@ -10,14 +10,13 @@
 //! channel is dropped. The end of the socket is the end of the peer: an orderly one announces it with a farewell, so an end
 //! without it means that the process is gone. A peer that breaks the rules is another matter: it is not said to be gone.
 //!
-//! Where the socket can be replaced after a break (`tcp`), both sides say again over the next one what holds (`standing.rs`).
+//! Where the socket can be replaced after a break (`tcp`), both sides say again over the next one what holds (`outbound.rs`).
 //!
 //! Between processes of a host it also passes the segments of their heaps (`segments.rs`).
 
 mod frame;
 mod outbound;
 mod segments;
-mod standing;
 #[cfg(test)]
 mod tests;
 
@@ -34,15 +33,16 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recv, recvmsg,
 };
 
-use self::outbound::Outbound;
+use self::outbound::{Outbound, Standing};
 use self::segments::Segments;
-use self::standing::Standing;
 use super::cipher::{Cipher, Failure, Sealed};
 use super::tcp::mending::SocketId;
 use super::{PeerState, Position};
 use crate::fork::{self, Home};
 
-pub use self::frame::{Frame, MAX_MESSAGE};
+pub(crate) use self::frame::Frame;
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::frame::MAX_MESSAGE;
 
 /// How many reads one call makes at most, so that a flooding peer cannot hold its caller.
 const MAX_READS: usize = 16;
@@ -55,7 +55,7 @@ const NOT_THE_SOCKET: &str = "the system says so";
 
 /// This side's end of a control channel.
 #[derive(Debug)]
-pub struct Control {
+pub(crate) struct Control {
     socket: OwnedFd,
     /// The start of a frame whose rest has not arrived.
     inbound: Vec<u8>,
@@ -91,18 +91,18 @@ pub struct Control {
 impl Control {
     /// A control channel over a connected stream socket, Unix or TCP, that carries nothing else
     /// from here on. It passes no segments, and a peer that sends one ends it.
-    pub fn new(socket: impl Into<OwnedFd>) -> Self {
+    pub(crate) fn new(socket: impl Into<OwnedFd>) -> Self {
         Self::over(socket.into(), None)
     }
 
     /// As [`Control::new`], to a process of this host: each side can map the segments of the other's heap.
-    pub fn with_segments(socket: UnixStream) -> Self {
+    pub(crate) fn with_segments(socket: UnixStream) -> Self {
         Self::over(socket.into(), Some(Segments::new()))
     }
 
     /// The channel with all its frames encrypted. It passes no segments, and nothing has been sent on it.
     #[must_use]
-    pub fn encrypted(mut self, cipher: Cipher) -> Self {
+    pub(crate) fn encrypted(mut self, cipher: Cipher) -> Self {
         self.sealed = Some(Box::new(Sealed::new(cipher)));
         self
     }
@@ -131,7 +131,7 @@ impl Control {
     }
 
     /// Wakes the peer. When the socket is full the peer has bytes to read, which wake it as well.
-    pub fn ring_doorbell(&mut self) {
+    pub(crate) fn ring_doorbell(&mut self) {
         if self.flush() {
             self.outbound.push(&Frame::Doorbell, None);
             if !self.flush() {
@@ -141,7 +141,7 @@ impl Control {
     }
 
     /// Sends `frame`, now or as soon as the socket takes it.
-    pub fn send(&mut self, frame: &Frame) {
+    pub(crate) fn send(&mut self, frame: &Frame) {
         if self.segments.is_none() {
             self.standing.note(frame);
         }
@@ -177,7 +177,7 @@ impl Control {
 
     /// Reads what has arrived and says how the peer is. An abort outranks a farewell, a farewell a
     /// loss.
-    pub fn peer_state(&mut self) -> PeerState {
+    pub(crate) fn peer_state(&mut self) -> PeerState {
         self.retract_segments();
         self.flush();
         self.drain();
@@ -186,7 +186,7 @@ impl Control {
     }
 
     /// Asks whether the peer's process runs, unless it has not answered yet.
-    pub fn ask(&mut self) {
+    pub(crate) fn ask(&mut self) {
         if self.asked.is_none() && !self.ended {
             self.asked = Some(Instant::now());
             self.send(&Frame::Question);
@@ -194,7 +194,7 @@ impl Control {
     }
 
     /// How long the peer's process has owed an answer, as far as has been read.
-    pub fn silence(&self) -> Option<Duration> {
+    pub(crate) fn silence(&self) -> Option<Duration> {
         self.asked.map(|asked| asked.elapsed())
     }
 
@@ -204,23 +204,23 @@ impl Control {
     }
 
     /// The last position that the peer sent, if it has not been taken yet.
-    pub fn take_position(&mut self) -> Option<Position> {
+    pub(crate) fn take_position(&mut self) -> Option<Position> {
         self.position.take()
     }
 
     /// From which byte on the peer's stream consists of frames, if it has just said so.
-    pub fn take_framing(&mut self) -> Option<u64> {
+    pub(crate) fn take_framing(&mut self) -> Option<u64> {
         self.framing.take()
     }
 
     /// Whether the peer has just said that it knows from which byte on this side's stream consists of frames.
-    pub fn take_framing_heard(&mut self) -> bool {
+    pub(crate) fn take_framing_heard(&mut self) -> bool {
         std::mem::take(&mut self.framing_heard)
     }
 
     /// As [`Control::peer_state`], where `pidfd` becomes readable and `sign` hangs up when the peer's process ends: the socket
     /// stays open for as long as any process has a copy of it.
-    pub fn peer_state_beside(
+    pub(crate) fn peer_state_beside(
         &mut self,
         pidfd: BorrowedFd<'_>,
         sign: Option<BorrowedFd<'_>>,
@@ -251,19 +251,19 @@ impl Control {
     }
 
     /// Whether the peer has said farewell, as far as has been read.
-    pub fn has_left(&self) -> bool {
+    pub(crate) fn has_left(&self) -> bool {
         self.state == PeerState::Left
     }
 
     /// Whether the last [`Control::drain`] learned something that [`Control::peer_state`] has not
     /// told yet.
-    pub fn has_news(&self) -> bool {
+    pub(crate) fn has_news(&self) -> bool {
         self.news
     }
 
     /// Reads what has arrived, doorbells included, and answers a question. Returns whether that was all: of a flood it
     /// reads a part.
-    pub fn drain(&mut self) -> bool {
+    pub(crate) fn drain(&mut self) -> bool {
         let all = self.read();
         // One answer for any number of questions: a peer that does not read them cannot pile them up.
         if std::mem::take(&mut self.owes) && self.outbound.len() == 0 {
@@ -327,7 +327,7 @@ impl Control {
     }
 
     /// The socket to watch.
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 

@@ -74,13 +74,13 @@ impl Segments {
 impl Control {
     /// Whether the peer can read segment `segment` of this process's heap in place, as far as is known: see
     /// [`Control::reaches`].
-    pub fn lends(&mut self, segment: u32) -> bool {
+    pub(crate) fn lends(&mut self, segment: u32) -> bool {
         self.reaches(segment).unwrap_or(false)
     }
 
     /// Whether the peer has mapped segment `segment` of this process's heap; `None` while it has not answered. The first
     /// call for a segment announces it. Costs a look-up, and a system call while the answer is outstanding.
-    pub fn reaches(&mut self, segment: u32) -> Option<bool> {
+    pub(crate) fn reaches(&mut self, segment: u32) -> Option<bool> {
         if self.segments.is_none() {
             return Some(false);
         }
@@ -101,7 +101,7 @@ impl Control {
 
     /// Passes segment `segment`, whose descriptor is `file`, to the peer, once. Does nothing on a channel that passes
     /// none.
-    pub fn announce(&mut self, segment: u32, file: OwnedFd) {
+    pub(crate) fn announce(&mut self, segment: u32, file: OwnedFd) {
         self.retract_segments();
         let (Some(segments), Ok(identity)) = (&mut self.segments, Identity::of(segment, &file))
         else {
@@ -116,7 +116,7 @@ impl Control {
 
     /// The segments of the peer's heap, as far as its announcements have been read. `None` on a channel that passes
     /// none.
-    pub fn peer_heap(&self) -> Option<&PeerHeap> {
+    pub(crate) fn peer_heap(&self) -> Option<&PeerHeap> {
         self.segments.as_ref().map(|segments| &segments.peer)
     }
 

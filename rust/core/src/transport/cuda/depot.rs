@@ -3,7 +3,7 @@
 //! A process has one on each device, while a group there has use for it. A message takes a [`Slot`] until its receiver has
 //! fetched it.
 //!
-//! Two ranks tell each other of their depots in the page of the link between them ([`Pair`]): the owner leaves a record
+//! Two ranks tell each other of their depots in the page of the link between them ([`DepotWords`]): the owner leaves a record
 //! there, and the reader, once it has mapped the depot or the driver has refused to, says so. Mapping is for a thread that
 //! calls anyhow: the driver may make a call wait that another thread of the process is in the middle of. So the owner goes
 //! on by other ways until it sees that the reader has mapped the depot.
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::driver::{Device, Stream};
-use super::room::Room;
+use super::room::FreeRanges;
 use super::window::{RECORD, Record, Window};
 use crate::error::Result;
 use crate::locks::Mutex;
@@ -32,8 +32,8 @@ use crate::transport::Page;
 
 /// The part of a device's memory that a depot is, and its least and greatest length.
 const PART_OF_MEMORY: usize = 256;
-const LEAST: usize = 32 << 20;
-const GREATEST: usize = 512 << 20;
+const SMALLEST_DEPOT: usize = 32 << 20;
+const LARGEST_DEPOT: usize = 512 << 20;
 
 /// Slots begin at multiples of this.
 const ALIGNMENT: usize = 256;
@@ -55,11 +55,11 @@ static DEPOTS: Mutex<Vec<Weak<Depot>>> = Mutex::new(Vec::new());
 
 /// A process's own depot on a device.
 #[derive(Debug)]
-pub struct Depot {
+pub(crate) struct Depot {
     device: &'static Device,
     window: Arc<Window>,
-    slots: Mutex<Room>,
-    words: Mutex<Room>,
+    slots: Mutex<FreeRanges>,
+    words: Mutex<FreeRanges>,
     /// Bytes of the longest message.
     longest: usize,
     /// Where the words begin.
@@ -70,7 +70,7 @@ pub struct Depot {
 
 /// A part of a depot, taken until it is dropped.
 #[derive(Debug)]
-pub struct Slot {
+pub(crate) struct Slot {
     depot: Arc<Depot>,
     at: usize,
     bytes: usize,
@@ -81,14 +81,14 @@ impl Depot {
     ///
     /// # Errors
     /// `System` where there is no memory for it.
-    pub fn of(device: &'static Device) -> Result<Arc<Self>> {
+    pub(crate) fn of(device: &'static Device) -> Result<Arc<Self>> {
         let mut all = DEPOTS.lock();
         all.retain(|depot| depot.strong_count() > 0);
         let mut there = all.iter().filter_map(Weak::upgrade);
         if let Some(depot) = there.find(|depot| depot.device.number() == device.number()) {
             return Ok(depot);
         }
-        let bytes = (device.memory() / PART_OF_MEMORY).clamp(LEAST, GREATEST);
+        let bytes = (device.memory() / PART_OF_MEMORY).clamp(SMALLEST_DEPOT, LARGEST_DEPOT);
         let bytes = 1_usize << bytes.ilog2();
         // Readers find out by the first bytes whether they have mapped what they should.
         let end = ALIGNMENT + bytes;
@@ -96,8 +96,8 @@ impl Depot {
         let depot = Arc::new(Self {
             device,
             window,
-            slots: Mutex::new(Room::new(ALIGNMENT, end)),
-            words: Mutex::new(Room::new(end, end + WORDS)),
+            slots: Mutex::new(FreeRanges::new(ALIGNMENT, end)),
+            words: Mutex::new(FreeRanges::new(end, end + WORDS)),
             longest: bytes,
             first_word: end,
             fetched: AtomicU64::new(0),
@@ -107,24 +107,24 @@ impl Depot {
     }
 
     /// Room for a message; `None` where there is none now.
-    pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Slot> {
+    pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> Option<Slot> {
         let bytes = bytes.next_multiple_of(ALIGNMENT);
         let at = self.slots.lock().take(bytes)?;
         Some(self.slot(at, bytes))
     }
 
     /// Whether there could be room for a message of `bytes` bytes.
-    pub fn could_hold(&self, bytes: usize) -> bool {
+    pub(crate) fn could_hold(&self, bytes: usize) -> bool {
         bytes <= self.longest
     }
 
     /// How many messages have been fetched.
-    pub fn fetched(&self) -> u64 {
+    pub(crate) fn fetched(&self) -> u64 {
         self.fetched.load(Ordering::Acquire)
     }
 
     /// Words of 8 bytes, `bytes` bytes in all, for kernels of this process; `None` where too many are in use.
-    pub fn words(self: &Arc<Self>, bytes: usize) -> Option<Slot> {
+    pub(crate) fn words(self: &Arc<Self>, bytes: usize) -> Option<Slot> {
         let at = self.words.lock().take(bytes)?;
         Some(self.slot(at, bytes))
     }
@@ -133,7 +133,7 @@ impl Depot {
     ///
     /// # Errors
     /// `System`.
-    pub fn zeroed_word(self: &Arc<Self>) -> Result<Option<Slot>> {
+    pub(crate) fn zeroed_word(self: &Arc<Self>) -> Result<Option<Slot>> {
         let Some(word) = self.words(WORD) else {
             return Ok(None);
         };
@@ -142,7 +142,7 @@ impl Depot {
     }
 
     /// Bytes of a half of a lane to each of `world` ranks: all of them take half of the depot at most.
-    pub fn half_of_lane(&self, world: usize) -> usize {
+    pub(crate) fn half_of_lane(&self, world: usize) -> usize {
         let half = self.longest / (4 * world.max(1));
         half.clamp(ALIGNMENT, LONGEST_HALF) / ALIGNMENT * ALIGNMENT
     }
@@ -151,17 +151,17 @@ impl Depot {
     ///
     /// # Errors
     /// As [`Window::record`]; that of the driver where it shares no memory between processes is left to the readers.
-    pub fn record(&self) -> Result<Record> {
+    pub(crate) fn record(&self) -> Result<Record> {
         self.window.record()
     }
 
     /// Its first byte, as this process knows it.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.window.half(0)
     }
 
     /// Bytes of the device's memory.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         2 * self.window.half_bytes()
     }
 
@@ -176,12 +176,12 @@ impl Depot {
 
 impl Slot {
     /// Where it begins in the depot.
-    pub fn offset(&self) -> usize {
+    pub(crate) fn offset(&self) -> usize {
         self.at
     }
 
     /// Its first byte, as this process knows it.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.depot.address() + self.at as u64
     }
 }
@@ -199,7 +199,7 @@ impl Drop for Slot {
 /// How far a reader is with a depot that it was told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Mapped {
+pub(crate) enum Mapped {
     /// Nothing yet.
     NotYet = 0,
     /// It can fetch messages from there.
@@ -214,31 +214,31 @@ pub enum Mapped {
 
 /// The words by which two ranks tell each other of their depots.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub(crate) struct DepotWords {
     page: Page,
     /// This rank is the lower one.
     lower: bool,
 }
 
-impl Pair {
+impl DepotWords {
     /// Over a page that nothing else uses.
-    pub fn new(page: Page, lower: bool) -> Self {
+    pub(crate) fn new(page: Page, lower: bool) -> Self {
         Self { page, lower }
     }
 
     /// Tells the peer of this rank's depot.
-    pub fn publish(&self, record: &Record) {
+    pub(crate) fn publish(&self, record: &Record) {
         write(self.words(self.lower), &record.encode());
     }
 
     /// The peer's depot, once it has told of it.
-    pub fn published(&self) -> Option<Record> {
+    pub(crate) fn published(&self) -> Option<Record> {
         read(self.words(!self.lower)).map(|bytes| Record::decode(&bytes))
     }
 
     /// Tells the peer where this rank's lane to it is: the offset in the depot and the bytes of a half, multiples of 256; or
     /// that there is none.
-    pub fn publish_lane(&self, place: Option<(usize, usize)>) {
+    pub(crate) fn publish_lane(&self, place: Option<(usize, usize)>) {
         let words = self.words(self.lower);
         if let Some((offset, half)) = place {
             words[LANE + 1].store((offset / ALIGNMENT) as u32, Ordering::Relaxed);
@@ -249,7 +249,7 @@ impl Pair {
     }
 
     /// The peer's lane to this rank, as it has been published: `Some(None)` if there is none.
-    pub fn published_lane(&self) -> Option<Option<(usize, usize)>> {
+    pub(crate) fn published_lane(&self) -> Option<Option<(usize, usize)>> {
         let words = self.words(!self.lower);
         match words[LANE].load(Ordering::Acquire) {
             0 => None,
@@ -262,17 +262,17 @@ impl Pair {
     }
 
     /// The page.
-    pub fn page(&self) -> Page {
+    pub(crate) fn page(&self) -> Page {
         self.page.clone()
     }
 
     /// Says how far this rank is with the peer's depot.
-    pub fn say(&self, mapped: Mapped) {
+    pub(crate) fn say(&self, mapped: Mapped) {
         self.words(!self.lower)[MAPPED].store(mapped as u32, Ordering::Release);
     }
 
     /// How far the peer is with this rank's depot.
-    pub fn said(&self) -> Mapped {
+    pub(crate) fn said(&self) -> Mapped {
         match self.words(self.lower)[MAPPED].load(Ordering::Acquire) {
             0 => Mapped::NotYet,
             1 => Mapped::Yes,

@@ -305,7 +305,7 @@ impl Flags {
     }
 
     /// Where `peer` says where its contribution in `half` lies, as the device knows it ([`Batch::locate`]); 0 for this rank.
-    pub fn location(&self, peer: Rank, half: usize) -> u64 {
+    pub(crate) fn location(&self, peer: Rank, half: usize) -> u64 {
         let pair = self.pairs.get(peer).and_then(Option::as_ref);
         pair.map_or(0, |pair| pair.address(pair.location(!pair.lower, half)))
     }
@@ -420,7 +420,7 @@ impl Batch<'_> {
     }
 
     /// Waits until a word is `value` or later, in the cyclic order.
-    pub fn wait_at_least(mut self, address: u64, value: u32) -> Self {
+    pub(crate) fn wait_at_least(mut self, address: u64, value: u32) -> Self {
         self.operations
             .push(MemoryOperation::WaitAtLeast { address, value });
         self

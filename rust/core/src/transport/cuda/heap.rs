@@ -1,7 +1,7 @@
 //! Memory of a device that peers may read and write where it lies: what users are handed for buffers of large collectives.
 //!
 //! It consists of segments. Peers map each segment as a whole; blocks are parts of segments. A segment goes when none of its
-//! blocks is taken and no group has told peers of it ([`Shared`]).
+//! blocks is taken and no group has told peers of it ([`ToldSegment`]).
 //!
 //! A block that is freed may be in use by work that has been enqueued. So [`free`] waits until the device has done all of it,
 //! as the driver does when it frees memory.
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustc_hash::FxHashMap;
 
 use super::driver::{Device, DeviceMemory, is_forked};
-use super::room::Room;
+use super::room::FreeRanges;
 use super::window::{Record, Window};
 use crate::error::{Code, Error, Result};
 use crate::locks::Mutex;
@@ -40,11 +40,11 @@ pub struct Segment {
 
 /// A segment that the peers of a group have been told of, until this is dropped.
 #[derive(Debug)]
-pub struct Shared(Arc<Segment>);
+pub struct ToldSegment(Arc<Segment>);
 
 #[derive(Debug)]
 struct Blocks {
-    room: Room,
+    room: FreeRanges,
     /// How many groups have told peers of the segment.
     shared: usize,
     /// Bytes of those that are taken, by their addresses.
@@ -63,7 +63,7 @@ impl Segment {
             device,
             window,
             blocks: Mutex::new(Blocks {
-                room: Room::new(ALIGNMENT, end),
+                room: FreeRanges::new(ALIGNMENT, end),
                 shared: 0,
                 taken: FxHashMap::default(),
             }),
@@ -90,7 +90,7 @@ impl Segment {
     }
 }
 
-impl Shared {
+impl ToldSegment {
     /// For a group that is about to tell its peers.
     pub fn new(segment: Arc<Segment>) -> Self {
         segment.blocks.lock().shared += 1;
@@ -111,7 +111,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for ToldSegment {
     /// Waits until the device is idle, where the segment goes.
     fn drop(&mut self) {
         if is_forked() {
@@ -210,6 +210,6 @@ pub fn find(address: u64, bytes: u64) -> Option<Arc<Segment>> {
 ///
 /// # Errors
 /// `System` where there is no memory left for that.
-pub fn await_rest(device: &'static Device) -> Result<()> {
+pub(crate) fn await_rest(device: &'static Device) -> Result<()> {
     DeviceMemory::allocate(device, ALLOCATION).map(drop)
 }

@@ -258,7 +258,7 @@ pub fn prepare(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -
 }
 
 /// Whether [`prepare`] has nothing to load.
-pub fn is_prepared(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -> bool {
+pub(crate) fn is_prepared(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -> bool {
     let Ok(kernels) = Loaded::of(device) else {
         return false;
     };
@@ -271,7 +271,7 @@ pub fn is_prepared(device: &'static Device, dtype: DataType, op: Option<ReduceOp
 ///
 /// # Errors
 /// As [`prepare`].
-pub fn prepare_common(device: &'static Device) -> Result<()> {
+pub(crate) fn prepare_common(device: &'static Device) -> Result<()> {
     let kernels = Loaded::of(device)?;
     COMMON
         .into_iter()
@@ -355,7 +355,12 @@ pub fn poison(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()>
 ///
 /// # Errors
 /// As [`copy`].
-pub fn find_places(stream: &Stream, places: &[Place], bases: u64, guard: Guard) -> Result<Guard> {
+pub(crate) fn find_places(
+    stream: &Stream,
+    places: &[Place],
+    bases: u64,
+    guard: Guard,
+) -> Result<Guard> {
     let function = Loaded::of(stream.device())?.place(stream.device())?;
     let mut all = Places {
         at: [Place::default(); MOST_SOURCES],

@@ -19,7 +19,7 @@ const STRIDE: usize = 16;
 
 /// One end of a lane.
 #[derive(Debug)]
-pub struct Lane {
+pub(crate) struct LaneWords {
     page: Page,
     registered: Registered,
     /// The lower rank of the link sends.
@@ -28,12 +28,12 @@ pub struct Lane {
     awaits: Signal,
 }
 
-impl Lane {
+impl LaneWords {
     /// Its end for the rank that sends, or receives, which makes both halves empty: once each.
     ///
     /// # Errors
     /// As [`Registered::page`].
-    pub fn open(
+    pub(crate) fn open(
         device: &'static Device,
         page: Page,
         lower_sends: bool,
@@ -57,7 +57,7 @@ impl Lane {
     }
 
     /// Waits until the other end has said that it is done with `half`, and clears that.
-    pub fn wait(&self, half: usize) -> [MemoryOperation; 2] {
+    pub(crate) fn wait(&self, half: usize) -> [MemoryOperation; 2] {
         let address = self.address(self.awaits, half);
         [
             MemoryOperation::WaitAny {
@@ -69,7 +69,7 @@ impl Lane {
     }
 
     /// Says that this end is done with `half`.
-    pub fn tell(&self, half: usize) -> MemoryOperation {
+    pub(crate) fn tell(&self, half: usize) -> MemoryOperation {
         let told = match self.awaits {
             Signal::Full => Signal::Empty,
             Signal::Empty => Signal::Full,
@@ -81,7 +81,7 @@ impl Lane {
     }
 
     /// Lets every wait of this end pass. To be called again until the stream has drained.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         for half in 0..2 {
             self.store(self.awaits, half, READY | ABORT);
         }

@@ -1,7 +1,10 @@
 //! The kernels that a device has loaded: modules of PTX, one per element type.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
+use std::io::Read;
 use std::sync::OnceLock;
+
+use flate2::read::GzDecoder;
 
 use super::driver::{Device, Driver, Function, Module};
 use super::kernels::THREADS;
@@ -105,7 +108,7 @@ fn place_of(dtype: DataType) -> usize {
 
 impl Kernels {
     fn load(device: &'static Device, dtype: DataType) -> Result<Self> {
-        let module = Module::load(device, dtype.name(), source(dtype)?)?;
+        let module = Module::load(device, dtype.name(), &source(dtype)?)?;
         let find = |is_there: bool, name: &str| {
             if !is_there {
                 return Ok(None);
@@ -133,14 +136,14 @@ impl Kernels {
     }
 }
 
-/// The module of a type as PTX, which `make ptx` generates from the sources beside it.
-fn source(dtype: DataType) -> Result<&'static CStr> {
+/// The module of a type as PTX, which `make ptx` generates from the sources beside it. It is kept compressed.
+fn source(dtype: DataType) -> Result<CString> {
     macro_rules! ptx {
         ($name:literal) => {
-            concat!(include_str!(concat!("kernels/ptx/", $name, ".ptx")), "\0")
+            include_bytes!(concat!("kernels/ptx/", $name, ".ptx.gz")).as_slice()
         };
     }
-    let text = match dtype {
+    let compressed = match dtype {
         DataType::Float16 => ptx!("float16"),
         DataType::BFloat16 => ptx!("bfloat16"),
         DataType::Float32 => ptx!("float32"),
@@ -160,7 +163,11 @@ fn source(dtype: DataType) -> Result<&'static CStr> {
         DataType::Complex128 => ptx!("complex128"),
         DataType::Int128 => return Err(Error::internal("no buffer has elements of int128")),
     };
-    CStr::from_bytes_with_nul(text.as_bytes())
+    let mut text = Vec::new();
+    GzDecoder::new(compressed)
+        .read_to_end(&mut text)
+        .map_err(|error| Error::internal(format!("the kernels for {dtype}: {error}")))?;
+    CString::new(text)
         .map_err(|_| Error::internal(format!("the kernels for {dtype} have a zero inside")))
 }
 
@@ -171,7 +178,7 @@ mod tests {
     #[test]
     fn every_kernel_that_is_asked_for_is_embedded() {
         for dtype in DataType::ALL {
-            let text = source(dtype).unwrap().to_str().unwrap();
+            let text = source(dtype).unwrap().into_string().unwrap();
             let has = |name: &str| text.contains(&format!(".entry {name}("));
             for op in ReduceOp::ALL {
                 let name = match op {
@@ -181,7 +188,7 @@ mod tests {
                 assert!(has(&name) || op.check(dtype).is_err(), "{name} of {dtype}");
             }
         }
-        let bytes = source(DataType::UInt8).unwrap().to_str().unwrap();
+        let bytes = source(DataType::UInt8).unwrap().into_string().unwrap();
         for name in ["copy", "poison", "look", "place"] {
             assert!(bytes.contains(&format!(".entry unisono_{name}(")), "{name}");
         }

@@ -21,7 +21,7 @@ struct Mapping {
 ///
 /// # Errors
 /// As [`PeerWindow::open`].
-pub fn map(device: &'static Device, record: &Record) -> Result<Arc<PeerWindow>> {
+pub(crate) fn map(device: &'static Device, record: &Record) -> Result<Arc<PeerWindow>> {
     let mut all = MAPPINGS.lock();
     all.retain(|mapping| mapping.window.strong_count() > 0);
     let found = all

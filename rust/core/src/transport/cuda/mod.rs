@@ -40,14 +40,14 @@
 //! has vouched for both (the doors' unsafe calls say so). All other addresses come from objects of this module.
 
 mod announcements;
-pub mod depot;
+pub(crate) mod depot;
 pub mod driver;
 pub mod flags;
 pub mod heap;
 pub mod kernels;
-pub mod lane;
+pub(crate) mod lane;
 mod loaded;
-pub mod mappings;
+pub(crate) mod mappings;
 mod room;
 pub mod span;
 pub mod telling;

@@ -2,9 +2,9 @@
 
 /// The free parts of a range, in order; none touches the next.
 #[derive(Debug)]
-pub(super) struct Room(Vec<(usize, usize)>);
+pub(super) struct FreeRanges(Vec<(usize, usize)>);
 
-impl Room {
+impl FreeRanges {
     /// All of `begin..end`.
     pub(super) fn new(begin: usize, end: usize) -> Self {
         Self(vec![(begin, end)])
@@ -25,7 +25,7 @@ impl Room {
         Some(taken)
     }
 
-    /// Gives back what [`Room::take`] gave.
+    /// Gives back what [`FreeRanges::take`] gave.
     pub(super) fn give_back(&mut self, begin: usize, bytes: usize) {
         let at = self.0.partition_point(|part| part.0 < begin);
         self.0.insert(at, (begin, begin + bytes));
@@ -42,14 +42,14 @@ impl Room {
 mod tests {
     use proptest::prelude::*;
 
-    use super::Room;
+    use super::FreeRanges;
 
     proptest! {
         #[test]
         fn room_is_taken_once_and_comes_back_whole(
             steps in proptest::collection::vec((any::<bool>(), 1_usize..300), 1..200)
         ) {
-            let mut room = Room::new(100, 1100);
+            let mut room = FreeRanges::new(100, 1100);
             let mut taken: Vec<(usize, usize)> = Vec::new();
             for (takes, bytes) in steps {
                 if !takes {

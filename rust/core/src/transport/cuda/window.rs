@@ -126,7 +126,7 @@ impl Window {
     ///
     /// # Errors
     /// As [`Window::create`].
-    pub fn create_apart(device: &'static Device, half: usize) -> Result<Arc<Self>> {
+    pub(crate) fn create_apart(device: &'static Device, half: usize) -> Result<Arc<Self>> {
         Self::make(device, half, Lease::of_its_own)
     }
 
@@ -160,7 +160,7 @@ impl Window {
     }
 
     /// Its memory is freed when it is dropped, as that of [`Window::create_apart`].
-    pub fn set_unwanted(&self) {
+    pub(crate) fn set_unwanted(&self) {
         self.is_unwanted.store(true, Ordering::Relaxed);
     }
 
@@ -308,7 +308,7 @@ impl Drop for Lease {
 
 impl Record {
     /// Whether its owner and the other's are two processes on one device.
-    pub fn shares_device_with(&self, other: &Self) -> bool {
+    pub(crate) fn shares_device_with(&self, other: &Self) -> bool {
         self.device == other.device && self.process != other.process
     }
 

@@ -20,15 +20,14 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use super::conversation::Conversation;
-use super::crowd::{Crowd, Room};
+use super::crowd::{Admission, Crowd};
 use super::guest::{Guest, Progress, Proof};
 use super::inquiry;
 use super::listen::Listeners;
-use super::parked::Parked;
-use super::shared::Shared;
+use super::shared::{Parked, Shared};
 use super::status;
 use super::transports::TRANSPORTS;
-use super::visit::{Place, Reason, Stream, Visit, peer_of};
+use super::visit::{Reason, Stream, Visit, VisitorSlot, peer_of};
 use super::wire::{Cut, Patience, foreign_user, timespec};
 use crate::error::{Error, Result};
 use crate::fence::contained;
@@ -216,7 +215,7 @@ impl Acceptor {
             };
             let visiting = self.shared.visiting.load(Ordering::Acquire);
             let room = self.crowd.room(&self.guests, visiting, &self.shared.limits);
-            if let Room::After(pause) = room {
+            if let Admission::After(pause) = room {
                 return self.pause(pause);
             }
             let stream = match listener.socket.accept() {
@@ -246,7 +245,7 @@ impl Acceptor {
                 }
                 stream => stream,
             };
-            if let Room::InPlaceOf(stranger) = room {
+            if let Admission::InPlaceOf(stranger) = room {
                 self.show_out(stranger);
             }
             self.welcome(stream);
@@ -256,7 +255,7 @@ impl Acceptor {
     /// Tells a process of this user the state of this one.
     fn answer(&self, asker: UnixStream) {
         let shared = Arc::clone(&self.shared);
-        let place = Place::new(&self.shared);
+        let place = VisitorSlot::new(&self.shared);
         let begun = self.shared.visits.begin(true, move |_| {
             if let Err(cause) = status::answer(&shared, &asker) {
                 tracing::debug!(%cause, "a process that asked for the state of this one did not read it");
@@ -326,7 +325,7 @@ impl Acceptor {
     /// Gives a proven member to a thread on which its link is made.
     fn hand_over(&mut self, proof: Proof, stream: Stream) {
         let shared = Arc::clone(&self.shared);
-        let place = Place::new(&self.shared);
+        let place = VisitorSlot::new(&self.shared);
         let begun = self.shared.visits.begin(true, move |_| {
             let peer = stream.peer();
             let visit = Visit {

@@ -30,7 +30,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::Shutdown;
 
-use super::membership::{Claim, Membership, Way};
+use super::membership::{Claim, Membership, Permission};
 use super::requests::{Gone, Message, Opening};
 use super::shared::Shared;
 use super::wire::timespec;
@@ -39,7 +39,7 @@ use crate::fork;
 use crate::locks::Mutex;
 use crate::threads;
 use crate::transport::handshake::{Answer, Lane};
-use crate::transport::keys::Pair;
+use crate::transport::keys::PairKeys;
 use crate::transport::shm::{Program, ShmLink};
 use crate::transport::{ControlChannel as _, Link};
 use crate::types::Rank;
@@ -51,7 +51,7 @@ const MOST_TO_ONE: usize = 8;
 /// same order.
 const MOST_WAITING: usize = 128;
 /// How often the groups of those are looked for; a group that comes wakes the thread besides.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Messages of one process that are read before others get their turn.
 const AT_A_TIME: usize = 64;
 
@@ -80,7 +80,7 @@ struct Asked {
 /// A process that has proved itself, at the other end of a socket.
 pub(super) struct Acquaintance {
     id: u64,
-    pair: Pair,
+    pair: PairKeys,
     socket: UnixStream,
     process: Program,
     asked: Mutex<(u32, HashMap<u32, Asked>)>,
@@ -109,14 +109,14 @@ struct Waiting {
 
 impl Acquaintances {
     /// The process behind `pair`, if it is known. Not this process itself: it needs no proof.
-    pub(super) fn of(&self, pair: &Pair) -> Option<Arc<Acquaintance>> {
+    pub(super) fn of(&self, pair: &PairKeys) -> Option<Arc<Acquaintance>> {
         let known = self.known.lock();
         let found = known.iter().find(|known| known.pair == *pair);
         found.map(Arc::clone)
     }
 
     /// Two ends of a socket, for this process and for the one behind `pair`, if that is not known yet.
-    pub(super) fn introduction(&self, pair: &Pair) -> Option<(UnixStream, OwnedFd)> {
+    pub(super) fn introduction(&self, pair: &PairKeys) -> Option<(UnixStream, OwnedFd)> {
         if pair.is_one() || self.of(pair).is_some() {
             return None;
         }
@@ -124,7 +124,13 @@ impl Acquaintances {
     }
 
     /// From now on the process behind `pair`, which has proved itself, is known by this socket.
-    pub(super) fn add(&self, shared: &Shared, pair: Pair, socket: UnixStream, process: Program) {
+    pub(super) fn add(
+        &self,
+        shared: &Shared,
+        pair: PairKeys,
+        socket: UnixStream,
+        process: Program,
+    ) {
         // Without it links are opened by handshakes.
         if let Err(error) = self.try_add(shared, pair, socket, process) {
             tracing::debug!(%error, "links to a process of this host go on being opened by handshakes");
@@ -134,7 +140,7 @@ impl Acquaintances {
     fn try_add(
         &self,
         shared: &Shared,
-        pair: Pair,
+        pair: PairKeys,
         socket: UnixStream,
         process: Program,
     ) -> Result<()> {
@@ -187,7 +193,7 @@ impl Acquaintances {
         let Some(acquaintance) = pair.and_then(|pair| self.of(&pair)) else {
             return false;
         };
-        let Way::Open(claim) = membership.claim_connecting(to, lane) else {
+        let Permission::Open(claim) = membership.claim_connecting(to, lane) else {
             return false;
         };
         if !claim.goes_on() {
@@ -263,7 +269,7 @@ fn run(shared: &Arc<Shared>) {
     let all = &shared.acquaintances;
     let mut waiting: Vec<Waiting> = Vec::new();
     loop {
-        let timeout = (!waiting.is_empty()).then(|| timespec(LOOK));
+        let timeout = (!waiting.is_empty()).then(|| timespec(LOOK_INTERVAL));
         let mut events = [const { MaybeUninit::uninit() }; 16];
         let events = match all.reader.get() {
             // The thread was quicker than the one that started it.

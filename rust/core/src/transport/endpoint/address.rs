@@ -80,7 +80,7 @@ fn in_namespace(boot: [u8; 16]) -> [u8; 16] {
 }
 
 /// The number of this process's network namespace; 0 where the kernel does not tell.
-pub fn network_namespace() -> u64 {
+pub(crate) fn network_namespace() -> u64 {
     let name = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let name = name.to_string_lossy();
     let digits = name.trim_matches(|letter: char| !letter.is_ascii_digit());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::attempt::{Attempt, ConnectRequest, Reached, Setback};
 use super::conversation::Conversation;
-use super::membership::{Membership, Way};
+use super::membership::{Membership, Permission};
 use super::shared::Shared;
 use super::transports::{
     Again, TRANSPORTS, Transport, introduce, open_again, open_one, open_stripe,
@@ -56,9 +56,9 @@ pub(super) fn connect(
         )));
     }
     let claim = match membership.claim_connecting(to, request.lane) {
-        Way::Open(claim) => claim,
-        Way::Awaited => return Ok(Outcome::Crossing),
-        Way::Closed(error) => return Err(error),
+        Permission::Open(claim) => claim,
+        Permission::Awaited => return Ok(Outcome::Crossing),
+        Permission::Closed(error) => return Err(error),
     };
     let mut attempt = begin(shared, request, random_bytes()?);
     attempt.claim = Some(&claim);

@@ -17,7 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::transport::cipher::{Cipher, Failure, Sealed};
 
 /// The most bytes of one message.
-const LONGEST: usize = 64 << 10;
+const LONGEST_MESSAGE: usize = 64 << 10;
 /// Bytes before a message: its length.
 const HEAD: usize = 4;
 
@@ -56,7 +56,7 @@ impl Conversation {
     /// # Errors
     /// `Timeout` at the deadline, `System` when the other side has gone, `Aborted` when it is called off.
     pub fn send(&mut self, message: &[u8], deadline: Instant) -> Result<()> {
-        if message.len() > LONGEST {
+        if message.len() > LONGEST_MESSAGE {
             return Err(Error::internal("a message of a conversation is too long"));
         }
         let mut frame = (message.len() as u32).to_le_bytes().to_vec();
@@ -101,7 +101,7 @@ impl Conversation {
             return Ok(None);
         };
         let length = u32::from_le_bytes(*head) as usize;
-        if length > LONGEST {
+        if length > LONGEST_MESSAGE {
             return Err(broken());
         }
         let message = rest.get(..length).map(<[u8]>::to_vec);

@@ -23,7 +23,7 @@ struct Pressure {
 }
 
 impl Pressure {
-    const WINDOW: Duration = Duration::from_millis(250);
+    const WINDOW_LENGTH: Duration = Duration::from_millis(250);
 
     fn new() -> Self {
         Self {
@@ -35,7 +35,7 @@ impl Pressure {
 
     /// The grace now, of a crowd of at most `most`.
     fn grace(&mut self, usual: Duration, most: usize) -> Duration {
-        let windows = self.since.elapsed().as_nanos() / Self::WINDOW.as_nanos();
+        let windows = self.since.elapsed().as_nanos() / Self::WINDOW_LENGTH.as_nanos();
         let calm = u32::try_from(windows).unwrap_or(u32::MAX);
         let is_high = self.shown_out >= most / 2;
         if is_high {
@@ -52,7 +52,7 @@ impl Pressure {
 }
 
 /// The longest pause before it is looked again whether there is room.
-const PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Decides which connections stay.
 pub(super) struct Crowd {
@@ -61,7 +61,7 @@ pub(super) struct Crowd {
 
 /// Whether another connection may come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum Admission {
     Free,
     /// When this guest goes.
     InPlaceOf(u64),
@@ -84,9 +84,9 @@ impl Crowd {
         guests: &BTreeMap<u64, Guest>,
         visiting: usize,
         limits: &Limits,
-    ) -> Room {
+    ) -> Admission {
         if guests.len() + visiting < limits.simultaneous {
-            return Room::Free;
+            return Admission::Free;
         }
         let grace = self.pressure.grace(limits.grace, limits.simultaneous);
         let find = |greeted, grace| {
@@ -97,9 +97,9 @@ impl Crowd {
         match stranger {
             Some((id, _)) => {
                 self.pressure.shown_out += 1;
-                Room::InPlaceOf(*id)
+                Admission::InPlaceOf(*id)
             }
-            None => Room::After(grace.min(PAUSE)),
+            None => Admission::After(grace.min(LONGEST_PAUSE)),
         }
     }
 }
@@ -119,7 +119,7 @@ mod tests {
             assert_eq!(pressure.grace(usual, 64), grace);
         }
         pressure.shown_out = 3;
-        let back = |windows| Instant::now().checked_sub(Pressure::WINDOW * windows);
+        let back = |windows| Instant::now().checked_sub(Pressure::WINDOW_LENGTH * windows);
         let (Some(short), Some(long)) = (back(2), back(20)) else {
             return crate::skips::skipped("this machine has just started");
         };

@@ -23,7 +23,7 @@ const MOST_HOSTS: usize = 8;
 const TRIES: usize = 2;
 
 /// How long a host may take to answer. The distance of a slower host is not known.
-const PATIENCE: Duration = Duration::from_millis(500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A connection on its way.
 struct Probe {
@@ -51,7 +51,7 @@ pub(super) fn farthest<'a>(
             }));
         }
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     let mut nearest: Vec<Option<(Duration, SocketAddr)>> = vec![None; hosts.len()];
     while probes.iter().any(|probe| nearest[probe.host].is_none()) && Instant::now() < deadline {
         let left = timespec(deadline.saturating_duration_since(Instant::now()));

@@ -24,7 +24,7 @@ use super::conversation::Conversation;
 use super::membership::Membership;
 use super::shared::Shared;
 use super::transports::introduce;
-use super::turns::{MOST, Turn};
+use super::turns::{MOST_WORKING, Turn};
 use super::visit::{Reason, Stream, Visit};
 use super::{connect, status};
 use crate::config::TransportChoice;
@@ -43,7 +43,7 @@ const LONGEST_STATE: usize = 8 << 20;
 /// The bytes of a part of it.
 const PART: usize = 32 << 10;
 /// How long one that has asked may take to read the answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A question for ranks that are elsewhere.
 #[derive(Debug, PartialEq)]
@@ -52,7 +52,7 @@ pub(super) struct Question {
     group: [u8; 16],
     rank: Rank,
     ranks: Vec<Rank>,
-    /// How long each may take. [`MOST`] are asked at a time.
+    /// How long each may take. [`MOST_WORKING`] are asked at a time.
     patience: Duration,
     /// Whether they send the records of their operations too.
     records: bool,
@@ -84,7 +84,7 @@ impl Question {
 /// Asks the ranks of the question: for each its state, or the reason why there is none.
 pub(super) fn ask(shared: &Arc<Shared>, question: &Question) -> Value {
     // One that is asked late has as long as the first ones.
-    let rounds = question.ranks.len().div_ceil(MOST) as u32;
+    let rounds = question.ranks.len().div_ceil(MOST_WORKING) as u32;
     let time = question.patience * rounds;
     let end = Instant::now() + time.min(Duration::from_secs_f64(LONGEST_WAIT));
     // The rest of the time is for the reason that one does not answer.
@@ -213,7 +213,7 @@ pub(super) fn tell(mut visit: Visit<'_>, stream: Stream) -> Result<(), Reason> {
         status::leave_records_out(&mut state);
     }
     let mut conversation = Conversation::new(stream, visit.answers.into_cipher());
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + READ_TIMEOUT;
     let text = state.to_string().into_bytes();
     for part in text.chunks(PART).chain([&[][..]]) {
         conversation.send(part, deadline)?;

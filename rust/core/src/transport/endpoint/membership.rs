@@ -72,7 +72,7 @@ pub(super) struct Membership {
     pub(super) rank: u32,
     pub(super) world_size: u32,
     gate: Arc<dyn Gate>,
-    lanes: Mutex<HashMap<(u32, Lane), State>>,
+    lanes: Mutex<HashMap<(u32, Lane), LinkState>>,
     changed: Condvar,
     closed: AtomicBool,
 }
@@ -80,7 +80,7 @@ pub(super) struct Membership {
 /// Where one link stands. Connecting and accepting may both be true: this side's attempt is then about to be
 /// turned away by the peer, whose rank is lower, or to end by itself.
 #[derive(Debug, Default)]
-struct State {
+struct LinkState {
     connecting: bool,
     /// This side's attempt has a connection, by any transport. Until then the peer's attempt wins, since packets of this side
     /// may not reach the peer.
@@ -100,10 +100,10 @@ struct State {
 pub(super) const PEER_MAY_COME: Duration = Duration::from_secs(2);
 
 /// How often a thread that waits for another attempt looks whether it is called off.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Whether this side should try to open a link.
-pub(super) enum Way {
+pub(super) enum Permission {
     /// Try.
     Open(Claim),
     /// It is there, or on its way, or the peer has some time left to open it.
@@ -162,19 +162,19 @@ impl Membership {
     }
 
     /// Claims the link to `peer` for an attempt of this side, unless it exists, is being opened already or has no way.
-    pub(super) fn claim_connecting(self: &Arc<Self>, peer: u32, lane: Lane) -> Way {
+    pub(super) fn claim_connecting(self: &Arc<Self>, peer: u32, lane: Lane) -> Permission {
         let mut lanes = self.lanes.lock();
         let state = lanes.entry((peer, lane)).or_default();
         if state.linked || state.accepting || state.connecting {
-            return Way::Awaited;
+            return Permission::Awaited;
         }
         match &state.unreached {
-            Some((since, _)) if since.elapsed() < PEER_MAY_COME => return Way::Awaited,
-            Some((_, error)) => return Way::Closed(error.clone()),
+            Some((since, _)) if since.elapsed() < PEER_MAY_COME => return Permission::Awaited,
+            Some((_, error)) => return Permission::Closed(error.clone()),
             None => {}
         }
         state.connecting = true;
-        Way::Open(self.claim(peer, lane, false))
+        Permission::Open(self.claim(peer, lane, false))
     }
 
     /// This side cannot reach `peer`, for that reason. The peer may still be able to reach this side.
@@ -200,7 +200,7 @@ impl Membership {
                 return Ok(begun.and_then(|()| self.admit(peer, lane)));
             }
             patience.left()?;
-            self.changed.wait_for(&mut lanes, LOOK);
+            self.changed.wait_for(&mut lanes, LOOK_INTERVAL);
         }
     }
 
@@ -282,7 +282,7 @@ impl Membership {
                 return Ok(state.linked);
             }
             patience.left()?;
-            self.changed.wait_for(&mut lanes, LOOK);
+            self.changed.wait_for(&mut lanes, LOOK_INTERVAL);
         }
     }
 
@@ -303,7 +303,7 @@ impl Membership {
     }
 }
 
-impl State {
+impl LinkState {
     /// An attempt of the peer begins, or is answered. `wins`: of two attempts that meet, this side's goes on. `None`: an
     /// earlier attempt of the peer is being taken apart.
     fn begin_to_accept(&mut self, wins: bool) -> Option<Result<(), Answer>> {

@@ -31,7 +31,6 @@ mod interface;
 mod listen;
 mod membership;
 mod outside;
-mod parked;
 mod presence;
 mod rate;
 mod requests;
@@ -54,7 +53,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
 
 pub use self::acquaintance::{Hear, Heard};
-pub use self::address::{Address, HostId, network_namespace};
+pub(crate) use self::address::network_namespace;
+pub use self::address::{Address, HostId};
 pub use self::attempt::ConnectRequest;
 pub use self::connect::Outcome;
 pub use self::conversation::Conversation;

@@ -9,14 +9,14 @@ use super::shared::Shared;
 use super::wire::{Cut, Patience};
 
 /// How long an address may take to answer: long enough to send the first packet twice.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// How often an address that does not answer is tried.
 const TRIES: usize = 3;
 
 /// A process that listens is looked at again after each of these milliseconds: one that ends closes its descriptors one after
 /// the other, which takes a while where it gets no core.
-const AGAIN: [u64; 5] = [10, 40, 150, 300, 500];
+const LOOK_PAUSES: [u64; 5] = [10, 40, 150, 300, 500];
 
 /// The state of a process as its host's kernel knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum Presence {
 /// Whether the process that published `address` is there, and stays so for a second.
 pub(super) fn presence(shared: &Shared, address: &Address) -> Presence {
     let mut presence = look(shared, address);
-    for (tries, pause) in (1..).zip(AGAIN) {
+    for (tries, pause) in (1..).zip(LOOK_PAUSES) {
         match presence {
             Presence::Gone => break,
             Presence::Unknown if tries >= TRIES => break,
@@ -48,7 +48,7 @@ pub(super) fn presence(shared: &Shared, address: &Address) -> Presence {
 pub(super) fn look(shared: &Shared, address: &Address) -> Presence {
     let never = AtomicBool::new(false);
     let patience = || Patience {
-        deadline: Instant::now() + PATIENCE,
+        deadline: Instant::now() + ANSWER_TIMEOUT,
         called_off: [&never, &shared.stopping],
         turn: None,
     };

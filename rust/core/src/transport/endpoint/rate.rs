@@ -6,7 +6,7 @@
 //!     | MAGIC, as long as a hello             |
 //!     | bytes, as fast as they go             |   throws them away
 //!     | ------------------------------------> |
-//!     |   one byte for each MARK of them      |
+//!     |   one byte for each MARK_BYTES        |
 //!     | <------------------------------------ |
 //! ```
 //!
@@ -31,26 +31,27 @@ use crate::transport::handshake::HELLO_BYTES;
 const MAGIC: [u8; 8] = *b"uni-rate";
 
 /// Bytes between two answers.
-const MARK: usize = 64 << 10;
+const MARK_BYTES: usize = 64 << 10;
 
 /// Bytes that are sent at most, and thrown away.
-const MOST: usize = 32 << 20;
+const MOST_BYTES: usize = 32 << 20;
 
 /// Many rate limits let this number of bytes through at once: the answers up to there say nothing.
 const UNCOUNTED: usize = 768 << 10;
 
-/// A measurement ends after `ENOUGH` if enough answers count by then, and after `LONGEST` at the latest.
-const ENOUGH: Duration = Duration::from_millis(15);
-const LONGEST: Duration = Duration::from_millis(100);
+/// A measurement ends after `SHORTEST_MEASUREMENT` if enough answers count by then, and after `LONGEST_MEASUREMENT` at the
+/// latest.
+const SHORTEST_MEASUREMENT: Duration = Duration::from_millis(15);
+const LONGEST_MEASUREMENT: Duration = Duration::from_millis(100);
 
 /// The fewest answers that must follow the first one that counts.
-const FEWEST: usize = 8;
+const FEWEST_MARKS: usize = 8;
 
 /// How long the other host may take to accept.
-const PATIENCE: Duration = Duration::from_millis(500);
+const ACCEPT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A slower connection may have been held up: it is measured twice, and the better rate counts.
-const SLOW: f64 = 100e6;
+const MEASURED_TWICE_BELOW: f64 = 100e6;
 
 /// Whether a hello asks for this.
 pub(super) fn is_asked_for(hello: &[u8; HELLO_BYTES]) -> bool {
@@ -60,7 +61,7 @@ pub(super) fn is_asked_for(hello: &[u8; HELLO_BYTES]) -> bool {
 /// The bytes a second that come from here to this address; `None` where it cannot be reached, or says nothing.
 pub(super) fn measure(target: SocketAddr) -> Option<f64> {
     let first = measure_once(target)?;
-    if first > SLOW {
+    if first > MEASURED_TWICE_BELOW {
         return Some(first);
     }
     Some(measure_once(target).map_or(first, |second| second.max(first)))
@@ -69,7 +70,7 @@ pub(super) fn measure(target: SocketAddr) -> Option<f64> {
 fn measure_once(target: SocketAddr) -> Option<f64> {
     let never = AtomicBool::new(false);
     let patience = Patience {
-        deadline: Instant::now() + PATIENCE,
+        deadline: Instant::now() + ACCEPT_TIMEOUT,
         called_off: [&never; 2],
         turn: None,
     };
@@ -86,19 +87,22 @@ fn measure_once(target: SocketAddr) -> Option<f64> {
 
 /// Sends for a while. When each answer came, since the beginning; `None` where the connection broke before enough had come.
 fn answers(stream: &TcpStream) -> Option<Vec<Duration>> {
-    let block = vec![0; 4 * MARK];
+    let block = vec![0; 4 * MARK_BYTES];
     let (begun, mut sent) = (Instant::now(), 0);
     let mut came = Vec::new();
-    let enough = UNCOUNTED / MARK + FEWEST;
+    let enough = UNCOUNTED / MARK_BYTES + FEWEST_MARKS;
     let is_open = loop {
         let passed = begun.elapsed();
-        if passed >= LONGEST || came.len() >= MOST / MARK {
+        if passed >= LONGEST_MEASUREMENT || came.len() >= MOST_BYTES / MARK_BYTES {
             break true;
         }
-        if passed >= ENOUGH && came.len() > enough && came[enough] > came[UNCOUNTED / MARK] {
+        if passed >= SHORTEST_MEASUREMENT
+            && came.len() > enough
+            && came[enough] > came[UNCOUNTED / MARK_BYTES]
+        {
             break true;
         }
-        let left = &block[..block.len().min(MOST - sent)];
+        let left = &block[..block.len().min(MOST_BYTES - sent)];
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let is_full = match send(stream, left, flags) {
             _ if left.is_empty() => true,
@@ -109,14 +113,14 @@ fn answers(stream: &TcpStream) -> Option<Vec<Duration>> {
             Err(Errno::AGAIN | Errno::INTR) => true,
             Err(_) => break false,
         };
-        let mut marks = [0; MOST / MARK];
+        let mut marks = [0; MOST_BYTES / MARK_BYTES];
         match recv(stream, &mut marks, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => break false,
             Ok((_, more)) => came.resize(came.len() + more, begun.elapsed()),
             Err(Errno::AGAIN | Errno::INTR) if is_full => {
                 let mut wanted = PollFlags::IN;
                 wanted.set(PollFlags::OUT, !left.is_empty());
-                let slice = timespec(LONGEST.saturating_sub(passed));
+                let slice = timespec(LONGEST_MEASUREMENT.saturating_sub(passed));
                 let _ = poll(&mut [PollFd::new(stream, wanted)], Some(&slice));
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
@@ -128,10 +132,10 @@ fn answers(stream: &TcpStream) -> Option<Vec<Duration>> {
 
 /// Bytes a second by the answers that count; where they are few, by all.
 fn rate(came: &[Duration]) -> Option<f64> {
-    let counted = came.get(UNCOUNTED / MARK..).unwrap_or(&[]);
+    let counted = came.get(UNCOUNTED / MARK_BYTES..).unwrap_or(&[]);
     let last = came.last()?;
     let (marks, time) = match counted.first() {
-        Some(first) if counted.len() > FEWEST && last > first => {
+        Some(first) if counted.len() > FEWEST_MARKS && last > first => {
             // Those that came together count from the last of them on.
             let later = counted.iter().filter(|at| *at > first).count();
             (later, *last - *first)
@@ -139,7 +143,7 @@ fn rate(came: &[Duration]) -> Option<f64> {
         _ => (came.len(), *last),
     };
     let seconds = time.as_secs_f64();
-    (seconds > 0.0).then(|| (marks * MARK) as f64 / seconds)
+    (seconds > 0.0).then(|| (marks * MARK_BYTES) as f64 / seconds)
 }
 
 /// The side that throws bytes away, and says how many have come.
@@ -157,10 +161,10 @@ impl Sink {
     pub(super) fn new() -> Self {
         Self {
             // The sender has the time for which it may take to send the first bytes, too.
-            until: Instant::now() + PATIENCE + LONGEST,
+            until: Instant::now() + ACCEPT_TIMEOUT + LONGEST_MEASUREMENT,
             came: 0,
             answered: 0,
-            room: vec![0; 4 * MARK],
+            room: vec![0; 4 * MARK_BYTES],
         }
     }
 
@@ -181,16 +185,16 @@ impl Sink {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let marks = self.came / MARK - self.answered;
+            let marks = self.came / MARK_BYTES - self.answered;
             if marks > 0 {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 // All of them together are far fewer than a socket has room for.
-                if send(&stream, &[0; MOST / MARK + 4][..marks], flags)? != marks {
+                if send(&stream, &[0; MOST_BYTES / MARK_BYTES + 4][..marks], flags)? != marks {
                     return Err(Cut::Closed);
                 }
                 self.answered += marks;
             }
-            if self.came >= MOST {
+            if self.came >= MOST_BYTES {
                 return Ok(true);
             }
         }
@@ -205,7 +209,7 @@ mod tests {
     fn at(rate: f64, marks: usize) -> Vec<Duration> {
         let when = |mark: usize| {
             // All that is let through at once comes at once.
-            let bytes = (mark * MARK).saturating_sub(512 << 10);
+            let bytes = (mark * MARK_BYTES).saturating_sub(512 << 10);
             Duration::from_secs_f64(1e-3 + bytes as f64 / rate)
         };
         (1..=marks).map(when).collect()

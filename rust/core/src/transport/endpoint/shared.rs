@@ -1,21 +1,21 @@
 //! The state that an endpoint, its accepting thread and its handshakes share, and the limits of an acceptor.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
 
 use super::acquaintance::Acquaintances;
 use super::address::{Address, HostId};
-use super::membership::Membership;
-use super::parked::Parked;
+use super::membership::{Claim, Membership};
 use super::turns::Turns;
 use crate::locks::Mutex;
 use crate::rarely::Rarely;
+use crate::transport::cipher::Cipher;
 use crate::types::Rank;
 
 /// The limits of the acceptor.
@@ -107,10 +107,10 @@ impl Shared {
 
     /// Keeps the word of a group that has been left, in place of the oldest ones.
     pub(super) fn remember(&self, membership: Arc<Membership>) {
-        const KEPT: usize = 256;
+        const MOST_DEPARTED: usize = 256;
         let mut departed = self.departed.lock();
         departed.push_back(membership);
-        let surplus = departed.len().saturating_sub(KEPT);
+        let surplus = departed.len().saturating_sub(MOST_DEPARTED);
         let forgotten: Vec<_> = departed.drain(..surplus).collect();
         drop(departed);
         drop(forgotten);
@@ -124,5 +124,21 @@ impl Shared {
         let departed = self.departed.lock();
         let mut left = departed.iter().rev();
         left.find(|member| member.is(&id, to)).map(Arc::clone)
+    }
+}
+
+/// The stream of a TCP link whose control connection is to follow. No thread waits for that: it is kept here for a while.
+pub(super) struct Parked {
+    pub(super) link: [u8; 16],
+    pub(super) claim: Claim,
+    pub(super) data: TcpStream,
+    /// The cipher of the stream, where the group asks for encryption.
+    pub(super) cipher: Option<Cipher>,
+    pub(super) expires: Instant,
+}
+
+impl Parked {
+    pub(super) fn belongs_to(&self, membership: &Arc<Membership>) -> bool {
+        Arc::ptr_eq(self.claim.membership(), membership)
     }
 }

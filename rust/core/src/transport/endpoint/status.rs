@@ -21,10 +21,10 @@ use super::shared::Shared;
 pub(super) const FORM: u32 = 3;
 
 /// How long a client may take to read its answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a client may take to write its question. One of an older version neither writes nor ends its side.
-const QUESTION: Duration = Duration::from_millis(500);
+const QUESTION_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Writes the answer to a question for ranks elsewhere, or the state of this process where there is none.
 ///
@@ -32,7 +32,7 @@ const QUESTION: Duration = Duration::from_millis(500);
 /// Those of the stream.
 pub(super) fn answer(shared: &Arc<Shared>, mut stream: &UnixStream) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let written = question(stream);
     let answer = match (Question::read(&written), &written[..]) {
         (Some(question), _) => inquiry::ask(shared, &question),
@@ -47,7 +47,7 @@ pub(super) fn answer(shared: &Arc<Shared>, mut stream: &UnixStream) -> std::io::
 /// The bytes that come before the end of the client's side, within the time that it has for them. A question that is cut off is
 /// none.
 fn question(mut stream: &UnixStream) -> Vec<u8> {
-    let deadline = Instant::now() + QUESTION;
+    let deadline = Instant::now() + QUESTION_TIMEOUT;
     let (mut written, mut room) = (Vec::new(), [0; 4096]);
     while written.len() <= LONGEST_QUESTION {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -72,11 +72,12 @@ pub(super) fn leave_records_out(state: &mut Value) {
 
 /// The command of this process, and the system call that its main thread is in, for ranks that cannot look it up.
 pub(super) fn program() -> Value {
-    const LONGEST: u64 = 4 << 10;
+    const LONGEST_FILE: u64 = 4 << 10;
     let read = |path: &str| {
         let mut text = Vec::new();
         // A kernel may not tell.
-        let _ = std::fs::File::open(path).map(|file| file.take(LONGEST).read_to_end(&mut text));
+        let _ =
+            std::fs::File::open(path).map(|file| file.take(LONGEST_FILE).read_to_end(&mut text));
         String::from_utf8_lossy(&text).replace('\0', " ")
     };
     let call = read(&format!("/proc/self/task/{}/syscall", std::process::id()));

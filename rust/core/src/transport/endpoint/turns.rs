@@ -16,10 +16,10 @@ use crate::locks::Mutex;
 use crate::threads;
 
 /// How many links are being opened at a time. A handshake takes half a millisecond of a core, and two or three round trips.
-pub(super) const MOST: usize = 32;
+pub(super) const MOST_WORKING: usize = 32;
 
 /// Longer than any handshake of two processes that both have a core.
-const LONG: Duration = Duration::from_millis(500);
+const LONGEST_HANDSHAKE: Duration = Duration::from_millis(500);
 
 type Job = Box<dyn FnOnce(&Turn) + Send>;
 
@@ -86,7 +86,7 @@ impl Turns {
         let _beginning = self.beginning.lock();
         let mut queue = self.queue.lock();
         queue.of(goes_first).push_back(Box::new(job));
-        if queue.working >= MOST {
+        if queue.working >= MOST_WORKING {
             return Ok(());
         }
         queue.working += 1;
@@ -152,7 +152,7 @@ impl Turn {
     /// The thread is about to wait, again: if it has had its turn for long, that goes to the next job.
     pub fn waits(&self) {
         if self.is_given_away.get()
-            || self.since.get().elapsed() < LONG
+            || self.since.get().elapsed() < LONGEST_HANDSHAKE
             || self.turns.queue.lock().is_empty()
         {
             return;
@@ -203,7 +203,7 @@ mod tests {
         let turns = Arc::new(Turns::new("unisono-test"));
         let most = Arc::new(Mutex::new((0_usize, 0_usize)));
         let (done, all) = channel();
-        for number in 0..10 * MOST {
+        for number in 0..10 * MOST_WORKING {
             let (most, done) = (Arc::clone(&most), done.clone());
             let job = move |_: &Turn| {
                 {
@@ -218,9 +218,9 @@ mod tests {
             turns.begin(number % 2 == 0, job).unwrap();
         }
         drop(done);
-        assert_eq!(all.iter().count(), 10 * MOST);
+        assert_eq!(all.iter().count(), 10 * MOST_WORKING);
         assert!(is_quiet(&turns));
-        assert!(most.lock().1 <= MOST, "{:?}", most.lock());
+        assert!(most.lock().1 <= MOST_WORKING, "{:?}", most.lock());
     }
 
     #[test]
@@ -228,12 +228,12 @@ mod tests {
         let turns = Arc::new(Turns::new("unisono-test"));
         let gate = Arc::new(Mutex::new(()));
         let closed = gate.lock();
-        for _ in 0..MOST {
+        for _ in 0..MOST_WORKING {
             let gate = Arc::clone(&gate);
             turns.begin(true, move |_| drop(gate.lock())).unwrap();
         }
         let order = Arc::new(Mutex::new(Vec::new()));
-        for number in 0..4 * MOST {
+        for number in 0..4 * MOST_WORKING {
             let order = Arc::clone(&order);
             let wins = number % 2 == 1;
             // Taken in this order, so all but the jobs at hand are in it.
@@ -243,9 +243,13 @@ mod tests {
         drop(closed);
         assert!(is_quiet(&turns));
         let order = order.lock();
-        let late = order.iter().take(MOST).filter(|wins| !**wins).count();
-        assert_eq!(order.len(), 4 * MOST);
-        assert!(late == 0, "{late} of the first {MOST}");
+        let late = order
+            .iter()
+            .take(MOST_WORKING)
+            .filter(|wins| !**wins)
+            .count();
+        assert_eq!(order.len(), 4 * MOST_WORKING);
+        assert!(late == 0, "{late} of the first {MOST_WORKING}");
     }
 
     #[test]
@@ -253,7 +257,7 @@ mod tests {
         let turns = Arc::new(Turns::new("unisono-test"));
         let (done, ended) = channel();
         let is_over = Arc::new(Mutex::new(false));
-        for _ in 0..2 * MOST {
+        for _ in 0..2 * MOST_WORKING {
             let is_over = Arc::clone(&is_over);
             let stuck = move |turn: &Turn| {
                 while !*is_over.lock() {
@@ -273,16 +277,16 @@ mod tests {
     fn a_panic_is_the_end_of_one_job() {
         let turns = Arc::new(Turns::new("unisono-test"));
         let (done, ended) = channel();
-        for number in 0..3 * MOST {
+        for number in 0..3 * MOST_WORKING {
             let done = done.clone();
             let job = move |_: &Turn| {
                 done.send(()).unwrap();
-                assert!(number >= 2 * MOST, "a panic of a test");
+                assert!(number >= 2 * MOST_WORKING, "a panic of a test");
             };
             turns.begin(number % 2 == 0, job).unwrap();
         }
         drop(done);
-        assert_eq!(ended.iter().count(), 3 * MOST);
+        assert_eq!(ended.iter().count(), 3 * MOST_WORKING);
         assert!(is_quiet(&turns));
     }
 }

@@ -90,16 +90,16 @@ impl From<Error> for Reason {
 }
 
 /// The place of a proven member whose link is being made; given back on drop.
-pub(super) struct Place(Arc<Shared>);
+pub(super) struct VisitorSlot(Arc<Shared>);
 
-impl Place {
+impl VisitorSlot {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
         shared.visiting.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(shared))
     }
 }
 
-impl Drop for Place {
+impl Drop for VisitorSlot {
     fn drop(&mut self) {
         self.0.visiting.fetch_sub(1, Ordering::AcqRel);
         self.0.wake_acceptor();

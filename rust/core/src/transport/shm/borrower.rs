@@ -23,18 +23,18 @@ use crate::sync::Word;
 use crate::transport::READ_BY_SEVERAL_FROM;
 
 /// How much is read at once into memory between: it stays in the cache until it is folded.
-const BLOCK: usize = 64 << 10;
+const FOLDED_AT_ONCE: usize = 64 << 10;
 
 /// How much is read at once into its place, so that a caller with several links comes round to all of them, and to what
 /// it sends meanwhile.
-const PIECE: usize = 256 << 10;
+const READ_AT_ONCE: usize = 256 << 10;
 
 /// How much several threads read at once, some milliseconds long: each time they have to be woken.
-const TOGETHER: usize = 64 << 20;
+const READ_TOGETHER: usize = 64 << 20;
 
 /// How long a process that has not ended may seem to be gone: one with much memory takes that long to end. One whose first
 /// thread alone has ended seems to be gone for good.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LONGEST_ENDING: Duration = Duration::from_secs(10);
 
 /// The side that reads what is lent.
 pub(super) struct Borrower<L> {
@@ -77,7 +77,7 @@ struct Reading {
 }
 
 /// Where the bytes are that are to be read next.
-enum Place<'a> {
+enum NextBytes<'a> {
     Here(&'a [u8]),
     InPrivate,
     /// They are being moved.
@@ -234,8 +234,8 @@ impl<L: Ledger> Borrower<L> {
     ) -> Result<(usize, Back)> {
         let workers = self.free_workers(bytes.len());
         let limit = bytes.len().min(match workers {
-            Some(_) => TOGETHER,
-            None => PIECE,
+            Some(_) => READ_TOGETHER,
+            None => READ_AT_ONCE,
         });
         let mut done = 0;
         while done < limit
@@ -243,12 +243,12 @@ impl<L: Ledger> Borrower<L> {
         {
             let target = &mut bytes[done..done + count];
             let attempt = match self.place(heap, count)? {
-                Place::Here(lent) => {
+                NextBytes::Here(lent) => {
                     copy(target, lent);
                     self.verdict()
                 }
-                Place::InPrivate => self.read(target, workers.as_deref())?,
-                Place::Nowhere => self.stall(),
+                NextBytes::InPrivate => self.read(target, workers.as_deref())?,
+                NextBytes::Nowhere => self.stall(),
             };
             match attempt {
                 Attempt::Read => self.advance(count),
@@ -269,7 +269,7 @@ impl<L: Ledger> Borrower<L> {
         fold: &mut dyn FnMut(&[u8]),
     ) -> Result<(usize, Back)> {
         assert!((1..=MAX_ALIGN).contains(&align) && max.is_multiple_of(align));
-        let limit = max.min(PIECE / align * align);
+        let limit = max.min(READ_AT_ONCE / align * align);
         let mut done = 0;
         while done < limit
             && let Some(count) = self.left_of_run(limit - done)
@@ -280,12 +280,14 @@ impl<L: Ledger> Borrower<L> {
                 return Err(corrupt(format_args!("a run that is no whole element")));
             }
             let (count, attempt) = match self.place(heap, count)? {
-                Place::Here(lent) => {
+                NextBytes::Here(lent) => {
                     fold(lent);
                     (count, self.verdict())
                 }
-                Place::InPrivate => self.fold_block(count.min(BLOCK / align * align), fold)?,
-                Place::Nowhere => (count, self.stall()),
+                NextBytes::InPrivate => {
+                    self.fold_block(count.min(FOLDED_AT_ONCE / align * align), fold)?
+                }
+                NextBytes::Nowhere => (count, self.stall()),
             };
             match attempt {
                 Attempt::Read => self.advance(count),
@@ -308,7 +310,7 @@ impl<L: Ledger> Borrower<L> {
             static BETWEEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
         BETWEEN.with_borrow_mut(|between| {
-            between.resize(BLOCK, 0);
+            between.resize(FOLDED_AT_ONCE, 0);
             let attempt = self.read(&mut between[..count], None)?;
             if matches!(attempt, Attempt::Read) {
                 fold(&between[..count]);
@@ -318,23 +320,23 @@ impl<L: Ledger> Borrower<L> {
     }
 
     /// Where the next `count` bytes are.
-    fn place<'a>(&self, heap: Option<&'a PeerHeap>, count: usize) -> Result<Place<'a>> {
+    fn place<'a>(&self, heap: Option<&'a PeerHeap>, count: usize) -> Result<NextBytes<'a>> {
         let run = self.loan.runs[self.loan.run];
         let (segment, at) = match self.loan.reported {
             // Also of what was in the heap before.
             true => match self.account.moved_to() {
                 Some(segment) => (segment, self.loan.before + self.loan.within),
-                None => return Ok(Place::Nowhere),
+                None => return Ok(NextBytes::Nowhere),
             },
             false => (run.segment, run.at + self.loan.within),
         };
         let Some(heap) = heap.filter(|_| segment != 0) else {
-            return Ok(Place::InPrivate);
+            return Ok(NextBytes::InPrivate);
         };
         // SAFETY: the peer lent these bytes and leaves them alone until they are given back, which is after the slice's
         // last use (`recv`, `fold`); they are used as numbers alone.
         let lent = unsafe { heap.slice(segment, at, count) }?;
-        Ok(lent.map_or(Place::InPrivate, Place::Here))
+        Ok(lent.map_or(NextBytes::InPrivate, NextBytes::Here))
     }
 
     /// Whether what has just been read counts: the sender had not taken it back before.
@@ -421,7 +423,7 @@ impl<L: Ledger> Borrower<L> {
         }
         // A process that ends takes its memory with it before it has ended.
         let since = *self.loan.gone_since.get_or_insert_with(Instant::now);
-        if errno == Errno::SRCH && since.elapsed() < PATIENCE {
+        if errno == Errno::SRCH && since.elapsed() < LONGEST_ENDING {
             return Ok(self.stall());
         }
         let number = self.peer.as_ref().map_or(0, |peer| peer.process().number());

@@ -44,7 +44,7 @@ pub(crate) use self::process::credentials;
 use self::ring::{Consumer, Producer};
 use self::segment::{BoardMemory, RingMemory, Segment};
 pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
-pub use self::shared::Shared;
+pub use self::shared::SharedSpan;
 use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
 use super::{

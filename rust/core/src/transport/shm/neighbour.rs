@@ -8,7 +8,7 @@ use super::ShmLink;
 use super::loans::{self, Run};
 use super::page::Page;
 use super::peer::Peer;
-use super::shared::Shared;
+use super::shared::SharedSpan;
 use crate::error::Result;
 use crate::heap;
 use crate::plan::links::LENT_IN_PLACE_FROM;
@@ -143,13 +143,13 @@ impl Neighbour for ShmLink {
         Ok(lending)
     }
 
-    fn shared(&mut self) -> Result<Option<Shared>> {
+    fn shared(&mut self) -> Result<Option<SharedSpan>> {
         let Some((run, heap)) = self.borrower.shared().zip(self.control.peer_heap()) else {
             return Ok(None);
         };
         let bytes = usize::try_from(run.bytes).unwrap_or(usize::MAX);
         let held = heap.hold(run.segment, run.at, bytes)?;
-        Ok(held.map(|held| Shared::new(held, self.borrower.writer())))
+        Ok(held.map(|held| SharedSpan::new(held, self.borrower.writer())))
     }
 
     fn give_back(&mut self) {

@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 use crate::rarely::Rarely;
 
 /// Messages from this length on are timed: shorter ones are never lent.
-const TIMED_FROM: usize = SHORTEST - SHORTEST / 16;
+const TIMED_FROM: usize = FIRST_CLASS - FIRST_CLASS / 16;
 
 /// Lengths are told apart by powers of two, from this one on; those of the last class are longer.
-const SHORTEST: usize = 64 << 10;
+const FIRST_CLASS: usize = 64 << 10;
 pub(super) const CLASSES: usize = 11;
 
 /// The class of a message of `bytes`. A streamed message may come without its beginning, which travels with the header.
 pub(super) fn class(bytes: usize) -> usize {
-    let units = bytes.saturating_add(SHORTEST / 16) / SHORTEST;
+    let units = bytes.saturating_add(FIRST_CLASS / 16) / FIRST_CLASS;
     (units.max(1).ilog2() as usize).min(CLASSES - 1)
 }
 
-/// A faster message takes a pace half of the way there, a slower one an eighth, and it counts as no more than `MOST` times the
-/// pace: a process that loses its core meanwhile, or meets cold memory, says little of what memory can do.
+/// A faster message takes a pace half of the way there, a slower one an eighth, and it counts as no more than `MOST_COUNTED`
+/// times the pace: a process that loses its core meanwhile, or meets cold memory, says little of what memory can do.
 const FASTER: u32 = 2;
 const SLOWER: u32 = 8;
-const MOST: u32 = 4;
+const MOST_COUNTED: u32 = 4;
 
 const MIB: u64 = 1 << 20;
 
@@ -46,7 +46,7 @@ impl Pace {
             0 => sample,
             before if sample < before => before - (before - sample).div_ceil(FASTER),
             before => {
-                let sample = sample.min(before.saturating_mul(MOST));
+                let sample = sample.min(before.saturating_mul(MOST_COUNTED));
                 before.saturating_add((sample - before).div_ceil(SLOWER))
             }
         };
@@ -244,7 +244,7 @@ impl Choices {
     fn tell(&mut self, bytes: usize, paces: Paces) {
         if let Some(suppressed) = self.log.line() {
             let way = match self.classes[class(bytes)].faster {
-                Some(Way::Loan) => "the peer reads them where they lie",
+                Some(Carrier::Loan) => "the peer reads them where they lie",
                 _ => "they are copied through the ring",
             };
             let us_per_mib = |pace: Pace| pace.0 / 1000;
@@ -261,7 +261,7 @@ impl Choices {
 
 /// How a long message goes to a peer on the same host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Carrier {
     Ring,
     Loan,
 }
@@ -277,23 +277,23 @@ struct Choice {
     /// How often either has been looked at again.
     looks: u32,
     /// The way that was the faster one when both were last compared.
-    faster: Option<Way>,
+    faster: Option<Carrier>,
     /// Two threads read what is lent, and so either way takes two cores.
     is_even: bool,
 }
 
-/// How long a pace counts at most before that way is used again to see; for messages from `LONG` on, where to see costs
+/// How long a pace counts at most before that way is used again to see; for messages from `LONG_FROM` on, where to see costs
 /// more.
-const FRESH: Duration = Duration::from_millis(500);
+const FRESH_FOR: Duration = Duration::from_millis(500);
 const FRESH_WHEN_LONG: Duration = Duration::from_secs(4);
-const LONG: usize = 8 << 20;
+const LONG_FROM: usize = 8 << 20;
 
 /// How long it counts at first, and then each time twice as long: what is measured first is measured on cold memory, and
 /// one process that loses its core may spoil it.
 const FRESH_AT_FIRST: Duration = Duration::from_millis(2);
 
 /// Bytes by which a way is tried: the first of them say how long its memory was unused.
-const TRIED: usize = 1 << 20;
+const TRIED_BYTES: usize = 1 << 20;
 
 /// The ring has to be faster by this much, 3 : 4. The receiver's measurements say nothing of the sender's copy, which keeps a
 /// core from other work, nor of the word and its answer that go before a message that cannot be offered.
@@ -307,14 +307,14 @@ impl Choice {
         outgoing: Paces,
         incoming: Paces,
     ) -> bool {
-        let fresh = match bytes < LONG {
-            true => FRESH.min(FRESH_AT_FIRST.saturating_mul(1 << self.looks.min(8))),
+        let fresh = match bytes < LONG_FROM {
+            true => FRESH_FOR.min(FRESH_AT_FIRST.saturating_mul(1 << self.looks.min(8))),
             false => FRESH_WHEN_LONG,
         };
         let is_stale =
             |since: Option<Instant>| since.is_none_or(|since| now.duration_since(since) >= fresh);
         if is_stale(self.streamed) {
-            self.trying = TRIED;
+            self.trying = TRIED_BYTES;
             self.looks = self.looks.saturating_add(1);
         }
         let lend = if self.trying > 0 {
@@ -323,11 +323,11 @@ impl Choice {
         } else if !outgoing.are_known() {
             let rings = outgoing.ring.0 > 0;
             if rings {
-                self.trying_loans = TRIED.saturating_sub(bytes);
+                self.trying_loans = TRIED_BYTES.saturating_sub(bytes);
             }
             rings
         } else if is_stale(self.lent) {
-            self.trying_loans = TRIED.saturating_sub(bytes);
+            self.trying_loans = TRIED_BYTES.saturating_sub(bytes);
             self.looks = self.looks.saturating_add(1);
             true
         } else if self.trying_loans > 0 {
@@ -345,7 +345,7 @@ impl Choice {
             };
             let lends = both(outgoing.loan, incoming.loan) * ahead.0
                 < both(outgoing.ring, incoming.ring) * ahead.1;
-            self.faster = Some(if lends { Way::Loan } else { Way::Ring });
+            self.faster = Some(if lends { Carrier::Loan } else { Carrier::Ring });
             lends
         };
         *if lend {
@@ -369,18 +369,18 @@ mod tests {
     fn lengths_are_told_apart_by_powers_of_two() {
         for (bytes, expected) in [
             (0, 0),
-            (SHORTEST, 0),
-            (2 * SHORTEST - SHORTEST / 16 - 1, 0),
-            (2 * SHORTEST, 1),
+            (FIRST_CLASS, 0),
+            (2 * FIRST_CLASS - FIRST_CLASS / 16 - 1, 0),
+            (2 * FIRST_CLASS, 1),
             // Without the beginning that came with the header.
-            (2 * SHORTEST - 216, 1),
+            (2 * FIRST_CLASS - 216, 1),
             (1 << 20, 4),
             (64 << 20, 10),
             (usize::MAX, 10),
         ] {
             assert_eq!(class(bytes), expected, "{bytes} bytes");
         }
-        const { assert!(SHORTEST - 216 >= TIMED_FROM) };
+        const { assert!(FIRST_CLASS - 216 >= TIMED_FROM) };
     }
 
     #[test]
@@ -447,13 +447,13 @@ mod tests {
         let mut filling = Filling::default();
         let started = Instant::now().checked_sub(10 * SECOND).unwrap();
         assert_eq!(filling.begin(1000), Offered::Short);
-        assert_eq!(filling.begin(SHORTEST), Offered::Message);
-        let first = filling.note(SHORTEST - 1000, started);
+        assert_eq!(filling.begin(FIRST_CLASS), Offered::Message);
+        let first = filling.note(FIRST_CLASS - 1000, started);
         assert!(first >= 10_000 * MILLION);
         assert_eq!(filling.begin(1000), Offered::Rest);
         assert!(filling.note(1000, started) >= first + 10_000 * MILLION);
         assert_eq!(filling.begin(1000), Offered::Short, "this is another one");
-        assert_eq!(filling.begin(SHORTEST), Offered::Message);
+        assert_eq!(filling.begin(FIRST_CLASS), Offered::Message);
         assert!(filling.note(1, Instant::now()) < 10_000 * MILLION);
     }
 
@@ -508,12 +508,12 @@ mod tests {
             "on the whole it is faster"
         );
         assert!(!prefers(now, mib, ring, paces(90_000, 0)));
-        now += FRESH;
+        now += FRESH_FOR;
         assert!(!prefers(now, mib, loan, unknown), "the ring is tried");
         assert!(prefers(now, mib, ring, unknown), "and a loan");
         assert!(!prefers(now, mib, ring, unknown));
         // Sooner at first: what was measured then may have been bad luck.
-        now += FRESH / 10;
+        now += FRESH_FOR / 10;
         assert!(!prefers(now, mib, loan, unknown));
         assert!(prefers(now, mib, ring, unknown));
         // Long messages are no way to see.

@@ -10,7 +10,7 @@ use super::segment::BoardMemory;
 use crate::reduce::Workers;
 
 /// How much of a long piece each thread reads at a time.
-const SHARE: usize = 256 << 10;
+const SHARE_BYTES: usize = 256 << 10;
 
 /// The program at the other end of a link, in a process that has a number here.
 #[derive(Clone)]
@@ -58,10 +58,10 @@ impl Peer {
         address: u64,
         bytes: &mut [u8],
     ) -> Result<(), Fault> {
-        let mut outcomes = vec![Ok(()); bytes.len().div_ceil(SHARE)];
-        let shares = bytes.chunks_mut(SHARE).enumerate().zip(&mut outcomes);
+        let mut outcomes = vec![Ok(()); bytes.len().div_ceil(SHARE_BYTES)];
+        let shares = bytes.chunks_mut(SHARE_BYTES).enumerate().zip(&mut outcomes);
         workers.share(shares.collect(), |((at, share), outcome)| {
-            *outcome = self.read(address + (at * SHARE) as u64, share);
+            *outcome = self.read(address + (at * SHARE_BYTES) as u64, share);
         });
         outcomes.into_iter().collect()
     }
@@ -128,14 +128,14 @@ mod tests {
         let peer = Peer::new(Process::behind(&socket).unwrap(), segment.board(0));
         segment.board(0).tell_mark(Mark::own().unwrap());
         let workers = Workers::new(3);
-        for length in [1, SHARE, SHARE + 1, 7 * SHARE - 5] {
+        for length in [1, SHARE_BYTES, SHARE_BYTES + 1, 7 * SHARE_BYTES - 5] {
             let lent: Vec<u8> = (0..length).map(|at| (at * 31 % 251) as u8).collect();
             let address = lent.as_ptr().expose_provenance() as u64;
             let mut bytes = vec![0; length];
             peer.read_by(&workers, address, &mut bytes).unwrap();
             assert!(bytes == lent, "{length} bytes");
         }
-        let read = |address| peer.read_by(&workers, address, &mut vec![0; 2 * SHARE]);
+        let read = |address| peer.read_by(&workers, address, &mut vec![0; 2 * SHARE_BYTES]);
         assert_eq!(read(0), Err(Fault::OutOfReach(Errno::FAULT)));
         let own = Mark::own().unwrap();
         segment.board(0).tell_mark(Mark { address: 0, ..own });

@@ -8,12 +8,12 @@ use crate::heap::Held;
 
 /// A span of a peer's heap that the peer shares ([`Neighbour::try_share`](crate::transport::Neighbour::try_share)). It is to be
 /// dropped before it is given back.
-pub struct Shared {
+pub struct SharedSpan {
     held: Held,
     writer: Writer<BoardMemory>,
 }
 
-impl Shared {
+impl SharedSpan {
     pub(super) fn new(held: Held, writer: Writer<BoardMemory>) -> Self {
         Self { held, writer }
     }
@@ -46,7 +46,7 @@ impl Shared {
     }
 
     /// Begins to write. False when the peer has taken back what it shared. Every `begin` that is true is followed by
-    /// [`Shared::end`] soon: the peer may be waiting for it.
+    /// [`SharedSpan::end`] soon: the peer may be waiting for it.
     #[inline]
     pub fn begin(&mut self) -> bool {
         self.writer.raise()
@@ -61,7 +61,7 @@ impl Shared {
     /// `bytes` of it from `at` on, to write.
     ///
     /// # Panics
-    /// If there are fewer bytes, or not between [`Shared::begin`] and [`Shared::end`].
+    /// If there are fewer bytes, or not between [`SharedSpan::begin`] and [`SharedSpan::end`].
     #[inline]
     pub fn write(&mut self, at: usize, bytes: usize) -> &mut [u8] {
         assert!(
@@ -73,8 +73,8 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shared({:?})", self.held)
+        write!(f, "SharedSpan({:?})", self.held)
     }
 }

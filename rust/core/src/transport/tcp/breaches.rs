@@ -9,7 +9,7 @@ const DARK: &str = "no answer from its host";
 
 /// A connection as the link finds it at one look.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct FoundConnection {
     pub(super) socket: SocketId,
     pub(super) is_ours: bool,
     pub(super) fault: Fault,
@@ -42,13 +42,14 @@ impl Breaches {
     /// link: the system has given up a connection that was being made again all the while.
     pub(super) fn look(
         &mut self,
-        mut found: Vec<Found>,
+        mut found: Vec<FoundConnection>,
         sockets: &[(SocketId, bool)],
     ) -> Result<Vec<SocketId>, String> {
         let mut given_up = None;
         self.list.retain_mut(|(breach, _)| {
-            let is_it =
-                |found: &Found| (found.socket, found.is_ours) == (breach.socket, breach.is_ours);
+            let is_it = |found: &FoundConnection| {
+                (found.socket, found.is_ours) == (breach.socket, breach.is_ours)
+            };
             let Some(at) = found.iter().position(is_it) else {
                 // A thread is about to replace one that was dark, whatever has become of it.
                 let has_its_socket = sockets.contains(&(breach.socket, breach.is_ours));
@@ -72,11 +73,11 @@ impl Breaches {
 
     fn add(
         &mut self,
-        Found {
+        FoundConnection {
             socket,
             is_ours,
             fault,
-        }: Found,
+        }: FoundConnection,
     ) -> SocketId {
         let is_dark = matches!(fault, Fault::Dark);
         let was_silent = matches!(fault, Fault::Silent(_));
@@ -174,9 +175,9 @@ mod tests {
 
     const HERE: [(SocketId, bool); 1] = [(SOCKET, true)];
 
-    fn found(fault: Fault) -> Vec<Found> {
+    fn found(fault: Fault) -> Vec<FoundConnection> {
         let (socket, is_ours) = (SOCKET, true);
-        vec![Found {
+        vec![FoundConnection {
             socket,
             is_ours,
             fault,

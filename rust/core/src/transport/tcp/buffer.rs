@@ -3,8 +3,11 @@
 /// Size of a receive buffer: what a loopback or a 100 Gb/s link delivers between two looks at it.
 const BUFFER: usize = 256 << 10;
 
+/// From this size on bytes go from the kernel straight into their destination, past the buffer.
+pub(super) const UNBUFFERED_FROM: usize = 32 << 10;
+
 /// A buffer is no longer, however many threads take what is in it.
-const LONGEST: usize = 2 << 20;
+const LONGEST_BUFFER: usize = 2 << 20;
 
 /// Bytes that were received ahead. Its memory is made when first needed.
 #[derive(Debug, Default)]
@@ -44,7 +47,7 @@ impl Buffer {
     /// more is received only when what is here does not suffice. It is longer than usual, and several threads have a share
     /// of it, where `most` bytes are wanted.
     pub(super) fn room(&mut self, most: usize) -> &mut [u8] {
-        let size = most.clamp(BUFFER, LONGEST.min(BUFFER * (self.helpers + 1)));
+        let size = most.clamp(BUFFER, LONGEST_BUFFER.min(BUFFER * (self.helpers + 1)));
         if self.memory.len() < size {
             self.memory.resize(size, 0);
         }

@@ -11,13 +11,13 @@ use std::collections::VecDeque;
 use std::fmt;
 
 /// Bytes of a copy from which on the system is asked how many of them it still needs.
-const ASK: usize = 64 << 10;
+const ASKED_FROM: usize = 64 << 10;
 
 /// From this length on the system is asked first: most of a long run of bytes is often delivered when the call returns.
-const LONG: usize = 16 << 10;
+const ASKED_FIRST_FROM: usize = 16 << 10;
 
 /// A copy that has grown longer than this gives its memory back when nothing is in it.
-const LARGE: usize = 256 << 10;
+const MOST_RETAINED: usize = 256 << 10;
 
 /// The account of one connection, over all the sockets it has had.
 #[derive(Debug, Default)]
@@ -92,8 +92,8 @@ impl Ledger {
         let gone = self.ahead + taken;
         let mut skipped = 0;
         let mut counted = offered;
-        let is_short = self.ahead == 0 && taken == offered && offered < LONG;
-        if !is_short || self.kept.len() + offered > ASK {
+        let is_short = self.ahead == 0 && taken == offered && offered < ASKED_FIRST_FROM;
+        if !is_short || self.kept.len() + offered > ASKED_FROM {
             let mut lacking = unacknowledged();
             if gone < offered {
                 counted = gone.saturating_sub(lacking);
@@ -119,7 +119,7 @@ impl Ledger {
     pub(super) fn trim(&mut self, lacking: usize) {
         let needed = self.again.saturating_add(lacking);
         self.kept.drain(..self.kept.len().saturating_sub(needed));
-        if self.kept.is_empty() && self.kept.capacity() > LARGE {
+        if self.kept.is_empty() && self.kept.capacity() > MOST_RETAINED {
             self.kept = VecDeque::new();
         }
     }
@@ -188,17 +188,23 @@ mod tests {
             8
         );
         assert_eq!(ledger.kept, *b"headbody");
-        let long: Vec<u8> = (0..LONG as u32).map(|at| at as u8).collect();
-        assert_eq!(ledger.note_sent(&[&long], LONG, || 3), LONG);
-        assert_eq!(ledger.kept, long[LONG - 3..].to_vec());
-        assert_eq!(ledger.note_sent(&[&long], LONG, || LONG + 2), LONG);
-        assert_eq!(ledger.kept.len(), LONG + 2);
+        let long: Vec<u8> = (0..ASKED_FIRST_FROM as u32).map(|at| at as u8).collect();
+        assert_eq!(
+            ledger.note_sent(&[&long], ASKED_FIRST_FROM, || 3),
+            ASKED_FIRST_FROM
+        );
+        assert_eq!(ledger.kept, long[ASKED_FIRST_FROM - 3..].to_vec());
+        assert_eq!(
+            ledger.note_sent(&[&long], ASKED_FIRST_FROM, || ASKED_FIRST_FROM + 2),
+            ASKED_FIRST_FROM
+        );
+        assert_eq!(ledger.kept.len(), ASKED_FIRST_FROM + 2);
         ledger.trim(0);
         assert!(ledger.kept.is_empty());
         for _ in 0..200 {
             ledger.note_sent(&[&long[..1000]], 1000, || 1000);
         }
-        assert!(ledger.kept.len() <= ASK);
+        assert!(ledger.kept.len() <= ASKED_FROM);
     }
 
     #[test]

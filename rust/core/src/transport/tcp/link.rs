@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use socket2::SockRef;
 
 use super::breaches::Breaches;
-use super::buffer::Buffer;
+use super::buffer::{Buffer, UNBUFFERED_FROM};
 use super::connection::Connection;
 use super::keepalive;
 use super::mending::{Breach, Hindrance, Mend, Outage, SocketId};
@@ -39,10 +39,8 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// How long an answer may take before the connections are looked at.
 const UNANSWERED: Duration = Duration::from_millis(100);
 
-/// From this size on a receive bypasses the buffer.
-const DIRECT: usize = 32 << 10;
 /// The most one call moves, so that a caller with several links comes round to all of them.
-const FAIR: usize = 4 << 20;
+const MOST_AT_ONCE: usize = 4 << 20;
 
 /// One end of a link over TCP.
 pub struct TcpLink {
@@ -227,7 +225,7 @@ impl TcpLink {
 
 impl Link for TcpLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize> {
-        let bytes = &bytes[..bytes.len().min(FAIR)];
+        let bytes = &bytes[..bytes.len().min(MOST_AT_ONCE)];
         if bytes.is_empty() {
             return Ok(0);
         }
@@ -235,7 +233,7 @@ impl Link for TcpLink {
     }
 
     fn try_send_message(&mut self, header: &[u8], payload: &[u8]) -> Result<usize> {
-        let payload = &payload[..payload.len().min(FAIR)];
+        let payload = &payload[..payload.len().min(MOST_AT_ONCE)];
         Ok(self.sent_by(|link| link.outgoing.send(&mut link.data, header, payload)))
     }
 
@@ -245,8 +243,8 @@ impl Link for TcpLink {
         if received == bytes.len() {
             return Ok(received);
         }
-        if bytes.len() - received >= DIRECT {
-            let limit = bytes.len().min(received + FAIR);
+        if bytes.len() - received >= UNBUFFERED_FROM {
+            let limit = bytes.len().min(received + MOST_AT_ONCE);
             received += self.receive(&mut bytes[received..limit])?;
         } else if self.fill(0)? {
             received += self.buffer.take(&mut bytes[received..]);
@@ -274,7 +272,7 @@ impl Link for TcpLink {
         self.part = 0;
         let has_several = self.incoming.stripes().next().is_some();
         let (mut folded, wanted) = (0, if has_several { max } else { 0 });
-        while folded < max.min(FAIR) {
+        while folded < max.min(MOST_AT_ONCE) {
             let run = self.buffer.bytes().len().min(max - folded) / align * align;
             if run > 0 {
                 fold(&self.buffer.bytes()[..run]);
@@ -526,7 +524,7 @@ impl ControlChannel for TcpLink {
         while !self.drained {
             match self.receive(&mut unread) {
                 Ok(0) => break,
-                Ok(_) if discarded > FAIR => return false,
+                Ok(_) if discarded > MOST_AT_ONCE => return false,
                 Ok(count) => discarded += count,
                 Err(_) => return true,
             }

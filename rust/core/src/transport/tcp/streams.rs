@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::connection::Connection;
 use super::kernel::{traffic, unacknowledged};
-use super::stripes::{Gather, MOST, Pace, Spread};
+use super::stripes::{Gather, MOST_STRIPES, Pace, Spread};
 use crate::reduce::Workers;
 use crate::transport::cipher::Failure;
 
@@ -17,7 +17,7 @@ use crate::transport::cipher::Failure;
 const LEAD: u64 = 4 << 20;
 
 /// Payloads that are shorter are not measured: to ask for what is on its way would cost them a system call.
-const LONG: usize = 32 << 10;
+const MEASURED_FROM: usize = 32 << 10;
 
 /// The outgoing direction of a link's bytes.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Outgoing {
         first: &[u8],
         rest: &[u8],
     ) -> Result<usize, Errno> {
-        let is_long = rest.len() >= LONG;
+        let is_long = rest.len() >= MEASURED_FROM;
         let measures = is_long && self.pace.is_measuring();
         if measures && self.is_idle(main) {
             self.busy_since = None;
@@ -161,15 +161,15 @@ impl Outgoing {
     pub(super) fn wants(&mut self) -> Option<Range<u8>> {
         let wanted = self.pace.wants().filter(|wanted| *wanted > self.asked)?;
         let before = std::mem::replace(&mut self.asked, wanted);
-        let first = MOST.saturating_mul(self.pace.failures());
+        let first = MOST_STRIPES.saturating_mul(self.pace.failures());
         let number = |place| first.saturating_add(place as u8);
         Some(number(before)..number(wanted))
     }
 
     /// Adds a stripe. Returns from which byte on the peer is to be told that frames follow, where that is now known.
     pub(super) fn add(&mut self, number: u8, stripe: Connection) -> Option<u64> {
-        let is_next = usize::from(number % MOST) == self.spread.stripes().len();
-        if !is_next || number / MOST != self.pace.failures() {
+        let is_next = usize::from(number % MOST_STRIPES) == self.spread.stripes().len();
+        if !is_next || number / MOST_STRIPES != self.pace.failures() {
             return None;
         }
         self.spread.add(number, stripe);

@@ -12,7 +12,7 @@ use crate::engine::links::{LinkTable, OpenLink, PeerLink};
 use crate::error::{Error, Result};
 use crate::heap::Held;
 use crate::transport::endpoint::Lane;
-use crate::transport::{Lending, Loan, Neighbour, Shared, Ticket};
+use crate::transport::{Lending, Loan, Neighbour, SharedSpan, Ticket};
 use crate::types::Rank;
 
 /// Whether all operations before this one are done with a direction of a link.
@@ -52,7 +52,7 @@ struct Peer {
     ticket: Option<Ticket>,
     heard: Option<Proposal>,
     /// Its offer to this rank.
-    offered: Option<Shared>,
+    offered: Option<SharedSpan>,
 }
 
 /// One rank's part.
@@ -180,7 +180,7 @@ impl AgreementRound {
     }
 
     /// The offers of the others, by rank.
-    pub(super) fn offered(&mut self) -> impl Iterator<Item = (Rank, &mut Shared)> {
+    pub(super) fn offered(&mut self) -> impl Iterator<Item = (Rank, &mut SharedSpan)> {
         let peers = self.peers.iter_mut().enumerate();
         peers.filter_map(|(peer, state)| Some((peer, state.offered.as_mut()?)))
     }
@@ -189,7 +189,7 @@ impl AgreementRound {
     pub(super) fn keep_offered(&mut self, links: &mut LinkTable) -> Vec<Option<Held>> {
         let mut kept = Vec::with_capacity(self.peers.len());
         for (peer, state) in self.peers.iter_mut().enumerate() {
-            let held = state.offered.take().map(Shared::into_held);
+            let held = state.offered.take().map(SharedSpan::into_held);
             if held.is_some()
                 && let Some(open) = links.open(Lane::Collective, peer)
             {
@@ -306,7 +306,7 @@ fn take(
     open: &mut OpenLink,
     expected: &[u8; HEADER],
     (operands, peer): (&Operands, Rank),
-) -> Result<Option<(Proposal, Option<Shared>)>> {
+) -> Result<Option<(Proposal, Option<SharedSpan>)>> {
     let OpenLink { link, header, .. } = open;
     let mut rest = None;
     let taken = open.header_bytes == 0

@@ -13,20 +13,18 @@ use std::sync::Arc;
 
 use crate::engine::collective::elements::Elements;
 use crate::engine::collective::operands::Operands;
+use crate::engine::collective::transfer::BYTES_PER_TURN;
 use crate::plan::signals::{MOST_RANKS, Peers};
 use crate::plan::{Buffer, Plan, Sources, Span, Step};
 use crate::reduce::{Source, Streaming};
-use crate::transport::Shared;
+use crate::transport::SharedSpan;
 use crate::types::Rank;
 
 /// Bytes of the slice that are summed up before they are stored: with as many from every rank they stay in the cache.
-const BLOCK: usize = 4 << 10;
+const SUMMED_AT_ONCE: usize = 4 << 10;
 
 /// Bytes of the slice between two looks at whether the peers still share.
-const STRETCH: usize = 64 << 10;
-
-/// Bytes of the slice between two turns of other operations.
-const TURN: usize = 256 << 10;
+const BYTES_PER_LOOK: usize = 64 << 10;
 
 /// One rank's part.
 #[derive(Debug)]
@@ -60,7 +58,7 @@ impl InPlaceRun {
     pub(super) fn advance<'a>(
         &mut self,
         operands: &mut Operands,
-        shared: impl Iterator<Item = (Rank, &'a mut Shared)>,
+        shared: impl Iterator<Item = (Rank, &'a mut SharedSpan)>,
     ) -> bool {
         let Some(&Step::ReduceAll {
             srcs: Sources::Outputs,
@@ -70,7 +68,7 @@ impl InPlaceRun {
         else {
             unreachable!("a plan in place reduces, and that is all");
         };
-        let mut together: Vec<(Rank, &mut Shared)> = Vec::with_capacity(operands.world);
+        let mut together: Vec<(Rank, &mut SharedSpan)> = Vec::with_capacity(operands.world);
         together.extend(shared);
         let (start, bytes) = bytes_of(operands, dst);
         let allowed = work(
@@ -98,18 +96,18 @@ fn work(
     operands: &mut Operands,
     (start, bytes, theirs): (usize, usize, usize),
     done: &mut usize,
-    (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
+    (shared, copies): (&mut [(Rank, &mut SharedSpan)], Peers),
 ) -> bool {
     let threads = operands
         .elements
         .workers
         .as_ref()
         .map(|workers| workers.threads());
-    let most = TURN * threads.unwrap_or(1);
+    let most = BYTES_PER_TURN * threads.unwrap_or(1);
     let end = bytes.min(*done + most);
     let (stretch, block) = match threads {
         Some(_) => (most, most),
-        None => (STRETCH, BLOCK),
+        None => (BYTES_PER_LOOK, SUMMED_AT_ONCE),
     };
     while *done < end {
         let stretch = stretch.min(end - *done);
@@ -138,7 +136,7 @@ fn reduce(
     elements: &Elements,
     sum: &mut [u8],
     at: usize,
-    (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
+    (shared, copies): (&mut [(Rank, &mut SharedSpan)], Peers),
 ) {
     let world = elements.contributors();
     let mut sources = [Source::Destination; MOST_RANKS];

@@ -44,7 +44,7 @@ use crate::plan::{Algorithm, Plan, in_memory};
 use crate::types::{Collective, Rank};
 
 use self::backoff::{Agreements, WindowSpeed};
-pub(crate) use self::run::{SharedRun, State};
+pub(crate) use self::run::{RunState, SharedRun};
 use self::windows::Windows;
 use crate::engine::clock::Clock;
 use crate::engine::collective::plan_key::PlanKey;

@@ -9,7 +9,7 @@ use crate::heap::Window;
 use crate::plan::in_place;
 use crate::plan::links::LENT_IN_PLACE_FROM;
 use crate::plan::select::Choice;
-use crate::transport::{Loan, Shareable, Shared};
+use crate::transport::{Loan, Shareable, SharedSpan};
 use crate::types::{Algorithm, Collective, Rank};
 
 use super::agreement::{AgreementRound, Free, Proposal};
@@ -23,7 +23,7 @@ use crate::engine::links::{Direction, LinkTable};
 
 /// Where an operation stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum RunState {
     /// It has not begun.
     New,
     /// The ranks open their windows to each other.
@@ -55,7 +55,7 @@ pub(crate) struct SharedRun {
     /// Since when all go through windows, and how long this rank has worked there before.
     since: Option<Instant>,
     before: Duration,
-    state: State,
+    state: RunState,
 }
 
 impl SharedRun {
@@ -73,7 +73,7 @@ impl SharedRun {
             window_run: None,
             since: None,
             before: Duration::ZERO,
-            state: State::New,
+            state: RunState::New,
         }
     }
 
@@ -86,18 +86,18 @@ impl SharedRun {
         }
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> RunState {
         self.state
     }
 
     /// Whether it is known how the operation is done.
     pub(crate) fn is_decided(&self) -> bool {
-        self.decision.is_some() || self.state == State::Declined
+        self.decision.is_some() || self.state == RunState::Declined
     }
 
     /// Whether it will use links no more.
     pub(crate) fn has_left_links(&self, operands: &Operands) -> bool {
-        self.state == State::Done
+        self.state == RunState::Done
             || (self.decision == Some(Decision::Windows) && self.round.is_settled(operands))
     }
 
@@ -110,21 +110,21 @@ impl SharedRun {
         free: Free<'_>,
         (memory, is_next): (&mut SharedMemory, bool),
     ) -> Result<bool> {
-        if self.state == State::New && !is_next {
+        if self.state == RunState::New && !is_next {
             return Ok(false);
         }
         let mut moved = false;
-        if self.state == State::New {
+        if self.state == RunState::New {
             self.begin(operands, memory);
             moved = true;
         }
-        if self.state == State::Opening {
+        if self.state == RunState::Opening {
             moved |= self.open(operands, links, free, memory)?;
         }
-        if self.state == State::Agreeing {
+        if self.state == RunState::Agreeing {
             moved |= self.agree(operands, links, free, memory)?;
         }
-        if self.state == State::UnderWay {
+        if self.state == RunState::UnderWay {
             moved |= match self.decision {
                 Some(Decision::InPlace) => self.work_in_place(operands, links, memory)?,
                 Some(Decision::Windows) => self.work_in_windows(operands, links, memory)?,
@@ -141,22 +141,22 @@ impl SharedRun {
         // An all_reduce goes through windows if it is not done in place: a round about it is never in vain.
         let is_certain = self.is_asked_for || operands.collective == Collective::AllReduce;
         self.state = match memory.windows {
-            WindowState::Unknown if self.choice.windows => State::Opening,
-            WindowState::Open(_) if self.choice.windows && is_certain => State::Agreeing,
-            WindowState::Closed if !self.choice.in_place => State::Declined,
-            _ if !self.choice.needs_agreement() => State::Declined,
-            _ if self.is_asked_for => State::Agreeing,
+            WindowState::Unknown if self.choice.windows => RunState::Opening,
+            WindowState::Open(_) if self.choice.windows && is_certain => RunState::Agreeing,
+            WindowState::Closed if !self.choice.in_place => RunState::Declined,
+            _ if !self.choice.needs_agreement() => RunState::Declined,
+            _ if self.is_asked_for => RunState::Agreeing,
             _ => {
                 let attempts = memory
                     .agreements
                     .attempts(operands.collective, self.key.count);
                 match attempts {
-                    true => State::Agreeing,
-                    false => State::Declined,
+                    true => RunState::Agreeing,
+                    false => RunState::Declined,
                 }
             }
         };
-        if self.state == State::Opening {
+        if self.state == RunState::Opening {
             self.own_window = windows::create(operands.rank, &self.host);
         }
     }
@@ -306,7 +306,7 @@ impl SharedRun {
     fn check_offers(&mut self, operands: &Operands) -> Result<()> {
         let (_, own) = offered_slice(operands, operands.rank);
         let unfit =
-            |(_, shared): &(Rank, &mut Shared)| shared.bytes() != own || !shared.is_writable();
+            |(_, shared): &(Rank, &mut SharedSpan)| shared.bytes() != own || !shared.is_writable();
         let Some((peer, shared)) = self.round.offered().find(unfit) else {
             return Ok(());
         };
@@ -353,7 +353,7 @@ impl SharedRun {
                 "the ranks of this host have agreed on how to do a collective; so many of this size do without a round"
             );
         }
-        (self.decision, self.state) = (Some(decision), State::UnderWay);
+        (self.decision, self.state) = (Some(decision), RunState::UnderWay);
     }
 
     /// Works in the ranks' own buffers, and waits until everything offered has come back.
@@ -384,7 +384,7 @@ impl SharedRun {
         }
         let is_back = self.round.is_back(operands, links, Loan::Returned)?;
         if is_back {
-            self.state = State::Done;
+            self.state = RunState::Done;
         }
         Ok(is_back)
     }
@@ -415,7 +415,7 @@ impl SharedRun {
             }
             let chunks = self.host.chunks(operands.collective, bytes);
             memory.speed.observe(taken / chunks as u32, operands.world);
-            self.state = State::Done;
+            self.state = RunState::Done;
             return Ok(true);
         }
         Ok(moved)
@@ -461,7 +461,7 @@ impl SharedRun {
     fn retreat(&mut self, operands: &Operands, links: &mut LinkTable) -> Result<bool> {
         let is_back = self.round.is_back(operands, links, Loan::Declined)?;
         if is_back {
-            self.state = State::Declined;
+            self.state = RunState::Declined;
         }
         Ok(is_back)
     }
@@ -469,7 +469,7 @@ impl SharedRun {
     /// Whether it is under way in the windows.
     pub(crate) fn is_crossing(&self) -> bool {
         let is_on = self.window_run.as_ref().is_some_and(|it| !it.is_done());
-        is_on && self.state == State::UnderWay
+        is_on && self.state == RunState::UnderWay
     }
 
     /// Whether it can go on there.
@@ -491,7 +491,7 @@ impl SharedRun {
         visit: impl FnMut(Waiting),
     ) {
         match (&memory.windows, &self.window_run, self.state) {
-            (WindowState::Open(windows), Some(window_run), State::UnderWay)
+            (WindowState::Open(windows), Some(window_run), RunState::UnderWay)
                 if !window_run.is_done() =>
             {
                 window_run.waiting(operands, windows, visit);
@@ -499,7 +499,7 @@ impl SharedRun {
             _ => {
                 let bytes = |rank| offered_slice(operands, rank).1;
                 // Before its turn it reads nothing.
-                let reads = |peer| self.state != State::New && free((peer, Direction::Receive));
+                let reads = |peer| self.state != RunState::New && free((peer, Direction::Receive));
                 self.round.waiting(operands, bytes, reads, visit);
             }
         }

@@ -26,9 +26,9 @@ const PAIRS: u32 = 4;
 /// The share of the time that the faster way has to save in each pair.
 const GAIN: f64 = 0.1;
 /// After how many operations there is a trial: at first, after another one at the least, and at most.
-const FIRST: u32 = 4;
-const SOON: u32 = 32;
-const LATE: u32 = 4096;
+const FIRST_TRIAL_AFTER: u32 = 4;
+const SHORTEST_PAUSE: u32 = 32;
+const LONGEST_PAUSE: u32 = 4096;
 
 /// The way of operations of about one length, and the trials of the other way.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ impl Default for Habit {
             since: 0,
             fastest: Duration::MAX,
             kept: Duration::MAX,
-            pause: FIRST,
+            pause: FIRST_TRIAL_AFTER,
         }
     }
 }
@@ -107,8 +107,8 @@ impl Habit {
     fn end(&mut self, other_is_faster: bool) {
         self.streams ^= other_is_faster;
         self.pause = match other_is_faster {
-            true => SOON,
-            false => (2 * self.pause).clamp(SOON, LATE),
+            true => SHORTEST_PAUSE,
+            false => (2 * self.pause).clamp(SHORTEST_PAUSE, LONGEST_PAUSE),
         };
         self.won = None;
         self.turn(false);
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn the_faster_way_is_taken_and_the_other_tried_seldom() {
         let mut stores = Stores::default();
-        let before = (FIRST + SETTLING + SAMPLES) as usize;
+        let before = (FIRST_TRIAL_AFTER + SETTLING + SAMPLES) as usize;
         assert_eq!(streamed(&mut stores, before, 30, 100), 0);
         assert!(streamed(&mut stores, 1000, 30, 100) > 930);
         // The cores are others now.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::engine::collective::elements::Elements;
 use crate::engine::collective::operands::Operands;
 use crate::engine::collective::run::{Direction, Waiting};
+use crate::engine::collective::transfer::BYTES_PER_TURN;
 use crate::engine::links::LinkTable;
 use crate::plan::signals::{MOST_RANKS, Semaphore};
 use crate::plan::{Buffer, Order, Plan, Sources, Span, Step};
@@ -17,9 +18,6 @@ use crate::reduce::{Source, Streaming};
 use crate::types::Rank;
 
 use super::windows::Windows;
-
-/// Bytes that are worked on between two turns of other operations.
-const TURN: usize = 256 << 10;
 
 /// One rank's part.
 #[derive(Debug)]
@@ -69,7 +67,7 @@ impl WindowRun {
                 // Semaphores that are set one after the other are announced together.
                 windows.wake(links);
             }
-            if self.turn >= TURN || (alone && is_later(step)) {
+            if self.turn >= BYTES_PER_TURN || (alone && is_later(step)) {
                 break;
             }
             if let Some(peer) = self.blocker(windows) {

@@ -35,9 +35,9 @@ use crate::rendezvous::store::{Check, Store, check_key, check_value, not_set};
 
 /// How long one address may take, at most, to accept a connection; and twice as long until it has answered the hello, since a
 /// server that strangers flood gets to it later.
-const PATIENCE: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How much later than promised a reply may be before the server counts as gone.
-const GRACE: Duration = Duration::from_secs(15);
+const LATEST_REPLY: Duration = Duration::from_secs(15);
 /// How much later than the end of the meeting a reply may be.
 const LAST_GRACE: Duration = Duration::from_millis(500);
 /// A time that the clock can express, where one is asked for that it cannot.
@@ -170,10 +170,12 @@ impl TcpStore {
             mark: None,
             server: Some(server),
         };
-        let line = store.open_line(Instant::now(), GRACE).map_err(|cause| {
-            let doing = format!("connect to the own store server at {address}");
-            Error::system(doing, cause)
-        })?;
+        let line = store
+            .open_line(Instant::now(), LATEST_REPLY)
+            .map_err(|cause| {
+                let doing = format!("connect to the own store server at {address}");
+                Error::system(doing, cause)
+            })?;
         store.idle.lock().push(line);
         Ok(store)
     }
@@ -195,7 +197,7 @@ impl TcpStore {
 
     /// How long a reply may take, if the server may take `wait` for it.
     fn patience(&self, wait: Duration) -> Duration {
-        let usual = wait.saturating_add(GRACE);
+        let usual = wait.saturating_add(LATEST_REPLY);
         let Some(until) = self.until else {
             return usual;
         };
@@ -377,8 +379,8 @@ fn try_host(
 
 /// Connects to `address` and does the handshake, which may take as long as `patience`.
 fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::Result<Line> {
-    let deadline = Instant::now() + patience.min(2 * PATIENCE);
-    let mut stream = TcpStream::connect_timeout(&address, patience.min(PATIENCE))?;
+    let deadline = Instant::now() + patience.min(2 * CONNECT_TIMEOUT);
+    let mut stream = TcpStream::connect_timeout(&address, patience.min(CONNECT_TIMEOUT))?;
     fork::keep_private(&stream);
     if stream.local_addr()? == stream.peer_addr()? {
         // On a port of the ephemeral range TCP may connect a socket to itself while nothing listens.
@@ -394,7 +396,7 @@ fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::R
     let socket = SockRef::from(&stream);
     socket.set_tcp_keepalive(&keepalive)?;
     socket.set_tcp_user_timeout(Some(SILENCE))?;
-    stream.set_write_timeout(Some(GRACE))?;
+    stream.set_write_timeout(Some(LATEST_REPLY))?;
     let wrong = |what: &str| Err(io::Error::new(ErrorKind::InvalidData, what));
     let mut magic = [0; MAGIC.len()];
     read_by(&mut stream, deadline, &mut magic)?;

@@ -125,7 +125,7 @@ impl Device {
 
     /// Whether kernels of several processes run on it at the same time, by NVIDIA's Multi-Process Service (MPS), and not in
     /// turns.
-    pub fn has_mps(&self) -> bool {
+    pub(crate) fn has_mps(&self) -> bool {
         self.has_mps
     }
 

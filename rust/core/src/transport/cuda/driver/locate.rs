@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys::CUstream;
 
-use super::pointer::{Ask, Kind, Place, ask};
+use super::pointer::{AddressInfo, Ask, Kind, ask};
 use super::stream::PER_THREAD;
 use super::symbols::{Symbols, numbers};
 use super::{Device, Driver, Event, Failure, Stream};
@@ -36,7 +36,7 @@ pub fn device_of(address: usize) -> Result<Option<u32>> {
         .map_err(|failure| failure.while_doing(format_args!("ask what memory {address:#x} is")))
 }
 
-fn on_device(place: Place) -> Option<u32> {
+fn on_device(place: AddressInfo) -> Option<u32> {
     place
         .device
         .filter(|_| matches!(place.kind, Kind::Device | Kind::Managed))

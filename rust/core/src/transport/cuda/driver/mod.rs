@@ -45,7 +45,7 @@ pub use self::locate::{
 pub use self::memory::{DeviceMemory, HANDLE, Handle, Imported, export};
 pub(in crate::transport::cuda) use self::module::{Function, Module};
 pub use self::pinned::Pinned;
-pub use self::pointer::{Kind, Place, allocation, check_buffer, only_on_device, place};
+pub use self::pointer::{AddressInfo, Kind, allocation, check_buffer, only_on_device, place};
 pub use self::registered::Registered;
 pub use self::stream::{MemoryOperation, Stream, StreamIdentity};
 use self::symbols::{Library, Symbols};
@@ -144,7 +144,7 @@ impl Driver {
     ///
     /// # Errors
     /// As [`Driver::device`].
-    pub fn device_with(&'static self, uuid: [u8; 16]) -> Result<Option<&'static Device>> {
+    pub(crate) fn device_with(&'static self, uuid: [u8; 16]) -> Result<Option<&'static Device>> {
         for number in 0..self.devices.len() as u32 {
             if Device::uuid_of(self, number)? == uuid {
                 return self.device(number).map(Some);

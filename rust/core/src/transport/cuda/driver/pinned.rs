@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 
-use super::pool::{Kind, Part};
+use super::pool::{SlabKind, SlabPart};
 use super::{Device, Registered};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ use crate::heap;
 /// Dropping it calls nothing of the driver as long as anything of this kind is in use in the process. It is
 /// not used again until then, unless its owner knows that no stream will touch it any more ([`Pinned::give_back`]).
 pub struct Pinned {
-    part: Part,
+    part: SlabPart,
 }
 
 /// Pages that are registered together.
@@ -56,15 +56,15 @@ impl Slab {
 ///
 /// # Errors
 /// As [`Pinned::shared`].
-pub(super) fn make_slab(device: &'static Device, kind: Kind, bytes: usize) -> Result<Slab> {
+pub(super) fn make_slab(device: &'static Device, kind: SlabKind, bytes: usize) -> Result<Slab> {
     let page = crate::heap::page();
     let bytes = bytes
         .checked_next_multiple_of(page)
         .ok_or_else(|| Error::invalid(format!("{bytes} bytes are more than there can be")))?;
     // A block of the heap has its pages for itself: it begins at one and is as long as some.
     let shared = match kind {
-        Kind::Shared => heap::allocate_zeroed(bytes, page),
-        Kind::Private => None,
+        SlabKind::Shared => heap::allocate_zeroed(bytes, page),
+        SlabKind::Private => None,
     };
     let block = match shared {
         Some(block) => Block {
@@ -106,19 +106,19 @@ impl Pinned {
     /// # Errors
     /// `System` when there is no such memory, or the driver cannot register it.
     pub fn shared(device: &'static Device, bytes: usize) -> Result<Self> {
-        let part = Part::take(device, Kind::Shared, bytes)?;
+        let part = SlabPart::take(device, SlabKind::Shared, bytes)?;
         Ok(Self { part })
     }
 
     /// As [`Pinned::shared`], of what has been registered before: calls nothing of the driver. `None` where that is too little.
-    pub fn shared_at_once(device: &'static Device, bytes: usize) -> Option<Self> {
-        let part = Part::of_what_is_there(device, Kind::Shared, bytes)?;
+    pub(crate) fn shared_at_once(device: &'static Device, bytes: usize) -> Option<Self> {
+        let part = SlabPart::of_what_is_there(device, SlabKind::Shared, bytes)?;
         Some(Self { part })
     }
 
     /// The most bytes that [`Pinned::shared_at_once`] has now.
-    pub fn most_at_once(device: &Device) -> usize {
-        Part::longest(device, Kind::Shared)
+    pub(crate) fn most_at_once(device: &Device) -> usize {
+        SlabPart::longest(device, SlabKind::Shared)
     }
 
     /// At least `bytes` bytes that no other process sees, zero at first.
@@ -126,7 +126,7 @@ impl Pinned {
     /// # Errors
     /// As [`Pinned::shared`].
     pub fn private(device: &'static Device, bytes: usize) -> Result<Self> {
-        let part = Part::take(device, Kind::Private, bytes)?;
+        let part = SlabPart::take(device, SlabKind::Private, bytes)?;
         let pinned = Self { part };
         // SAFETY: these bytes of the slab are this part's alone, and no stream writes there: a part is handed out again
         // only when its last owner has said so.

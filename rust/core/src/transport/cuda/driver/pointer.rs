@@ -23,7 +23,7 @@ pub enum Kind {
 
 /// The driver's answer about an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct AddressInfo {
     /// The kind of memory.
     pub kind: Kind,
     /// The device that it belongs to, or was allocated for; `None` for unknown memory.
@@ -34,7 +34,7 @@ pub struct Place {
 ///
 /// # Errors
 /// `System` when the driver cannot answer at all.
-pub fn place(device: &'static Device, address: u64) -> Result<Place> {
+pub fn place(device: &'static Device, address: u64) -> Result<AddressInfo> {
     let entered = device.enter()?;
     let place = ask(device.driver.symbols.pointer_get_attributes, address);
     drop(entered);
@@ -63,7 +63,7 @@ pub(super) type Ask =
     unsafe extern "C" fn(c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr) -> Code;
 
 /// The answer of the driver's function, `ask`, about an address.
-pub(super) fn ask(ask: Ask, address: u64) -> Result<Place, Failure> {
+pub(super) fn ask(ask: Ask, address: u64) -> Result<AddressInfo, Failure> {
     let mut asked = [
         numbers::POINTER_MEMORY_TYPE,
         numbers::POINTER_IS_MANAGED,
@@ -95,7 +95,7 @@ pub(super) fn ask(ask: Ask, address: u64) -> Result<Place, Failure> {
     let device = u32::try_from(ordinal)
         .ok()
         .filter(|_| kind != Kind::Unknown);
-    Ok(Place { kind, device })
+    Ok(AddressInfo { kind, device })
 }
 
 /// The device on which `address` is memory that the host cannot read, as far as that is known: `None`, without asking,
@@ -103,7 +103,7 @@ pub(super) fn ask(ask: Ask, address: u64) -> Result<Place, Failure> {
 pub fn only_on_device(address: u64) -> Option<u32> {
     let device = super::Driver::loaded()?.any_open()?;
     match place(device, address).ok()? {
-        Place {
+        AddressInfo {
             kind: Kind::Device,
             device,
         } => device.or(Some(0)),
@@ -128,7 +128,7 @@ pub fn check_buffer(device: &'static Device, address: u64, bytes: usize, what: &
     judge(device.number(), place(device, last)?, what, "ends in")
 }
 
-fn judge(device: u32, place: Place, what: &str, part: &str) -> Result<()> {
+fn judge(device: u32, place: AddressInfo, what: &str, part: &str) -> Result<()> {
     match (place.kind, place.device) {
         (Kind::Managed, _) => Ok(()),
         (Kind::Device, Some(on)) if on == device => Ok(()),
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn only_memory_of_the_device_will_do() {
-        let on = |kind, device| judge(1, Place { kind, device }, "input", "begins in");
+        let on = |kind, device| judge(1, AddressInfo { kind, device }, "input", "begins in");
         on(Kind::Device, Some(1)).unwrap();
         on(Kind::Managed, Some(0)).unwrap();
         for (kind, device, words) in [

@@ -21,14 +21,14 @@ const MOST_AHEAD: usize = 64 << 20;
 
 /// The kind of memory that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SlabKind {
     /// Peers on the host read it in place, if that can be.
     Shared,
     /// No other process sees it.
     Private,
 }
 
-impl Kind {
+impl SlabKind {
     /// Bytes of the first slab: words and tables for dozens of groups; messages of some length.
     fn first(self) -> usize {
         match self {
@@ -55,18 +55,18 @@ struct Pool {
 struct Kept {
     slab: Arc<Slab>,
     device: u32,
-    kind: Kind,
+    kind: SlabKind,
     gaps: Gaps,
 }
 
 impl Kept {
-    fn is_of(&self, device: &Device, kind: Kind) -> bool {
+    fn is_of(&self, device: &Device, kind: SlabKind) -> bool {
         self.device == device.number() && self.kind == kind
     }
 }
 
 /// A part of a slab, which goes back when it is dropped.
-pub(super) struct Part {
+pub(super) struct SlabPart {
     /// `None` while its slab is being made.
     slab: Option<Arc<Slab>>,
     pub(super) range: Range<usize>,
@@ -74,12 +74,12 @@ pub(super) struct Part {
     is_clean: bool,
 }
 
-impl Part {
+impl SlabPart {
     /// At least `bytes` bytes of a device's pool.
     ///
     /// # Errors
     /// As [`Pinned::shared`](super::Pinned::shared).
-    pub(super) fn take(device: &'static Device, kind: Kind, bytes: usize) -> Result<Self> {
+    pub(super) fn take(device: &'static Device, kind: SlabKind, bytes: usize) -> Result<Self> {
         let bytes = bytes
             .max(1)
             .checked_next_multiple_of(GRAIN)
@@ -124,7 +124,7 @@ impl Part {
     }
 
     /// Bytes of the longest part of a device's pool that can be had without a call of the driver.
-    pub(super) fn longest(device: &Device, kind: Kind) -> usize {
+    pub(super) fn longest(device: &Device, kind: SlabKind) -> usize {
         let pool = POOL.lock();
         let slabs = pool.slabs.iter();
         let slabs = slabs.filter(|kept| kept.is_of(device, kind));
@@ -135,14 +135,14 @@ impl Part {
     /// A part of a slab that is there, of at least `bytes` bytes.
     pub(super) fn of_what_is_there(
         device: &'static Device,
-        kind: Kind,
+        kind: SlabKind,
         bytes: usize,
     ) -> Option<Self> {
         Self::find(device, kind, bytes.max(1).checked_next_multiple_of(GRAIN)?)
     }
 
     /// A part of a slab that is there; `bytes` is a multiple of [`GRAIN`].
-    fn find(device: &'static Device, kind: Kind, bytes: usize) -> Option<Self> {
+    fn find(device: &'static Device, kind: SlabKind, bytes: usize) -> Option<Self> {
         let mut pool = POOL.lock();
         let slabs = pool.slabs.iter_mut();
         let mut slabs = slabs.filter(|kept| kept.is_of(device, kind));
@@ -171,7 +171,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for SlabPart {
     fn drop(&mut self) {
         if is_forked() {
             // The lock may be held by a thread that is not here.

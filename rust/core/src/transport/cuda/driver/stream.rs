@@ -100,7 +100,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::of`] and [`Stream::is_capturing`].
-    pub fn of_now(stream: DeviceStream) -> Result<(Self, bool)> {
+    pub(crate) fn of_now(stream: DeviceStream) -> Result<(Self, bool)> {
         let found = Self::named(stream)?;
         let is_captured = found.is_capturing()?;
         // The driver ends a capture when its stream is asked for the context; the capture belongs to the caller.
@@ -129,7 +129,7 @@ impl Stream {
     }
 
     /// As [`Stream::identity`], of a stream that is known not to be captured.
-    pub fn identity_outside_captures(&self) -> Option<StreamIdentity> {
+    pub(crate) fn identity_outside_captures(&self) -> Option<StreamIdentity> {
         if self.raw.addr() <= LEGACY {
             return Some(StreamIdentity::Legacy(self.device.number()));
         }
@@ -158,7 +158,7 @@ impl Stream {
     ///
     /// # Errors
     /// `System`.
-    pub fn create_urgent(device: &'static Device) -> Result<Self> {
+    pub(crate) fn create_urgent(device: &'static Device) -> Result<Self> {
         let (flags, priority) = (numbers::STREAM_NON_BLOCKING, numbers::STREAM_MOST_URGENT);
         Self::make(device, |symbols, raw| {
             // SAFETY: it stores a handle.
@@ -241,7 +241,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::copy`].
-    pub fn copy_from_host(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+    pub(crate) fn copy_from_host(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         if !(2..BY_ENGINE).contains(&bytes) {
             return self.copy(to, from, bytes);
         }

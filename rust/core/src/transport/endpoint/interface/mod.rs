@@ -39,7 +39,7 @@ struct Local {
 }
 
 /// Addresses that an endpoint listens on at most.
-const MOST: usize = 4;
+const MOST_ADDRESSES: usize = 4;
 
 /// Which interfaces a user wants, in the way that NCCL's setting has made known: a list with commas of names (`eth0`),
 /// beginnings of names (`eth`), exact names (`=eth0`) and addresses. After `^` it is a list of those not to use.
@@ -113,7 +113,7 @@ impl<'a> Wish<'a> {
                 }
             }
         }
-        choices.truncate(MOST);
+        choices.truncate(MOST_ADDRESSES);
         choices
     }
 
@@ -258,7 +258,7 @@ fn automatic(
             found.push(choice);
         }
     }
-    found.truncate(MOST);
+    found.truncate(MOST_ADDRESSES);
     found
 }
 

@@ -12,8 +12,8 @@ use crate::transport::handshake::{Answer, Hello, Purpose};
 use crate::transport::tcp::mending::{Mend, SocketId};
 
 /// Milliseconds that an address has to answer at most tries, and at the longest ones.
-const SHORTEST: u64 = 50;
-const LONGEST: u64 = 800;
+const SHORTEST_TRY: u64 = 50;
+const LONGEST_TRY: u64 = 800;
 
 /// The end of one walk over the addresses of a peer.
 #[derive(Debug)]
@@ -37,8 +37,8 @@ pub(in crate::transport::endpoint) fn open(
     let addresses = attempt.request.target.towards(&attempt.shared.address);
     // Every second try is twice as long, every second of these again: a network that is there again is noticed soon, and one
     // whose answers take long is given time.
-    let share = SHORTEST << (tries + 1).trailing_zeros().min(8);
-    let share = Duration::from_millis(share.min(LONGEST));
+    let share = SHORTEST_TRY << (tries + 1).trailing_zeros().min(8);
+    let share = Duration::from_millis(share.min(LONGEST_TRY));
     let (mut refusals, mut last) = (0, "it published no TCP address".to_owned());
     for address in &addresses {
         match open_at(attempt, *address, share) {

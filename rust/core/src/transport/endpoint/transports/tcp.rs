@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::super::attempt::{Attempt, Reached, Setback, silent};
-use super::super::parked::Parked;
+use super::super::shared::Parked;
 use super::super::visit::{Reason, Stream, Visit, peer_of};
 use super::super::wire::{Cut, Patience};
 use super::{again, stripes};
@@ -17,7 +17,7 @@ use crate::transport::tcp::TcpLink;
 /// How long an address may take to answer before the next one of the same peer is tried. With many addresses it is less,
 /// but long enough to send the first packet twice.
 const ANOTHER_AFTER: Duration = Duration::from_secs(3);
-const LEAST: Duration = Duration::from_millis(1500);
+const LEAST_SILENCE: Duration = Duration::from_millis(1500);
 
 /// How often both connections of a link are opened anew.
 const TRIES: u32 = 5;
@@ -40,9 +40,9 @@ fn try_addresses(attempt: &Attempt<'_>) -> Result<Reached> {
         // An address that swallows packets leaves time for the others.
         let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
         let silence = attempt.silence_to_connect();
-        let silence = silence.map(|all| all.saturating_sub(since.elapsed()).max(LEAST));
+        let silence = silence.map(|all| all.saturating_sub(since.elapsed()).max(LEAST_SILENCE));
         let share = (left / others).min(silence.map_or(ANOTHER_AFTER, |all| all / others));
-        let share = share.clamp(LEAST.min(left), ANOTHER_AFTER);
+        let share = share.clamp(LEAST_SILENCE.min(left), ANOTHER_AFTER);
         let (silence, share) = match last {
             true => (silence, left),
             false => (Some(share), share),

@@ -251,7 +251,7 @@ fn an_offer_may_be_declined() {
 }
 
 /// Announces that `memory` is shared with `b`; what `b` has of it.
-fn share(a: &mut ShmLink, b: &mut ShmLink, memory: &[u8]) -> (Ticket, Shared) {
+fn share(a: &mut ShmLink, b: &mut ShmLink, memory: &[u8]) -> (Ticket, SharedSpan) {
     let Lending::Lent(ticket) = a
         .try_share(&HEADER, Shareable::Span(run_of(memory)))
         .unwrap()

@@ -8,7 +8,7 @@ use socket2::SockRef;
 use super::TcpLink;
 use crate::transport::Link;
 use crate::transport::control::{Frame, describe};
-use crate::transport::tcp::breaches::{Fault, Found};
+use crate::transport::tcp::breaches::{Fault, FoundConnection};
 use crate::transport::tcp::connection::{Connection, say};
 use crate::transport::tcp::keepalive;
 use crate::transport::tcp::kernel::{is_unanswered, unacknowledged};
@@ -44,7 +44,7 @@ impl TcpLink {
         self.hear_of_breaks();
         let mut found = Vec::new();
         let mut note = |(part, is_ours), number, cause: String| {
-            found.push(Found {
+            found.push(FoundConnection {
                 socket: SocketId { part, number },
                 is_ours,
                 fault: match is_silence(&cause) {
@@ -134,7 +134,12 @@ impl TcpLink {
 
     /// Adds the connections that this side opens, where nothing comes back over one of the link. The peer opens the others: it
     /// may see nothing of it, so it is told.
-    fn suspect(&mut self, was_silent: bool, sockets: &[(SocketId, bool)], found: &mut Vec<Found>) {
+    fn suspect(
+        &mut self,
+        was_silent: bool,
+        sockets: &[(SocketId, bool)],
+        found: &mut Vec<FoundConnection>,
+    ) {
         let mut is_dark = was_silent || is_unanswered(self.control.fd());
         // The system may yet send again what is on its way.
         let mut is_on_its_way = unacknowledged(&self.control) > 0;
@@ -155,9 +160,10 @@ impl TcpLink {
             }
         }
         for (socket, is_ours) in sockets.iter().copied() {
-            let is_known = |found: &Found| (found.socket, found.is_ours) == (socket, is_ours);
+            let is_known =
+                |found: &FoundConnection| (found.socket, found.is_ours) == (socket, is_ours);
             if is_dark && is_ours && !found.iter().any(is_known) {
-                found.push(Found {
+                found.push(FoundConnection {
                     socket,
                     is_ours,
                     fault: Fault::Dark,

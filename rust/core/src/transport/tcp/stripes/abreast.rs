@@ -7,7 +7,7 @@ use crate::locks::Mutex;
 use crate::reduce::Workers;
 
 /// The number of bytes from which on it pays to wake other threads.
-pub(super) const WORTH: usize = 256 << 10;
+pub(super) const WAKES_THREADS_FROM: usize = 256 << 10;
 
 /// A payload in blocks: each stripe takes the next block when it has sent the one before.
 #[derive(Debug)]

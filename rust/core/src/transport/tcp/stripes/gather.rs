@@ -5,13 +5,10 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::super::buffer::Buffer;
-use super::{Connection, HEAD, HERE, MOST, abreast};
+use super::super::buffer::{Buffer, UNBUFFERED_FROM};
+use super::{Connection, HEAD, HERE, MOST_STRIPES, abreast};
 use crate::reduce::Workers;
 use crate::transport::cipher::Failure;
-
-/// From this size on bytes go from the kernel straight into their destination.
-const DIRECT: usize = 32 << 10;
 
 /// The receiving half of a link whose stream consists of frames, or will.
 #[derive(Debug, Default)]
@@ -38,7 +35,7 @@ struct Source {
 }
 
 /// Frames whose heads are read before their turn, at most.
-const AHEAD: usize = 64;
+const MOST_HEADS: usize = 64;
 
 impl Gather {
     /// These threads receive long payloads together.
@@ -75,7 +72,7 @@ impl Gather {
     /// Drops stripes of trials before that of stripe `number`. Called when a frame of that stripe is received: all frames
     /// before it have been received.
     fn drop_older(&mut self, number: u8) {
-        let is_older = |other: u8| other / MOST < number / MOST;
+        let is_older = |other: u8| other / MOST_STRIPES < number / MOST_STRIPES;
         let first = self.stripes.first_key_value();
         if first.is_some_and(|(first, _)| is_older(*first)) {
             self.stripes.retain(|other, _| !is_older(*other));
@@ -112,7 +109,7 @@ impl Gather {
         if self.frames.is_empty() {
             self.next(main)?;
         }
-        if bytes.len() >= abreast::WORTH
+        if bytes.len() >= abreast::WAKES_THREADS_FROM
             && let Some(workers) = self.workers.clone()
         {
             self.look_ahead(main)?;
@@ -178,7 +175,7 @@ impl Gather {
                 break;
             }
         }
-        if received < abreast::WORTH {
+        if received < abreast::WAKES_THREADS_FROM {
             return Ok(0);
         }
         let work = shares.into_values();
@@ -190,7 +187,7 @@ impl Gather {
 
     /// Reads the heads that are here, up to the first frame whose bytes follow its head.
     fn look_ahead(&mut self, main: &mut Connection) -> Result<(), Failure> {
-        while self.frames.len() < AHEAD
+        while self.frames.len() < MOST_HEADS
             && self.frames.back().is_some_and(|(place, _)| *place != HERE)
         {
             match self.next(main) {
@@ -223,7 +220,7 @@ impl Gather {
 
     fn receive_here(&mut self, main: &mut Connection, bytes: &mut [u8]) -> Result<usize, Failure> {
         if self.raw.bytes().is_empty() {
-            if bytes.len() >= DIRECT {
+            if bytes.len() >= UNBUFFERED_FROM {
                 return main.receive(bytes);
             }
             let received = main.receive(self.raw.room(0))?;

@@ -50,7 +50,7 @@ use crate::error::{Error, Result};
 use crate::transport::cipher::Cipher;
 
 /// Stripes of one direction at a time, at most.
-pub(in crate::transport::tcp) const MOST: u8 = 8;
+pub(in crate::transport::tcp) const MOST_STRIPES: u8 = 8;
 
 /// In the head of a frame: its bytes follow here.
 const HERE: u8 = u8::MAX;

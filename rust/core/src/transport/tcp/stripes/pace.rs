@@ -7,47 +7,47 @@
 //! has little to gain.
 //!
 //! A trial says what was true at its time: other traffic on the line, or messages of another kind, may have decided it. So
-//! where a few stripes did not pay they are tried again after [`REST`] bytes, and then ever more rarely.
+//! where a few stripes did not pay they are tried again after [`REST_BYTES`] bytes, and then ever more rarely.
 
 use std::time::Duration;
 
 use crate::transport::tcp::kernel::Traffic;
 
 /// Bytes after which a rate is taken.
-const SAMPLE: u64 = 24 << 20;
+const SAMPLE_BYTES: u64 = 24 << 20;
 
-/// During a trial of stripes the rate is also looked at after every `GLANCE` bytes: the trial ends if the stripes carry less
-/// than was carried before, and have been busy for at least `BRIEFLY_BUSY`. Where messages are short a whole sample is hundreds
-/// of them.
-const GLANCE: u64 = 4 << 20;
+/// During a trial of stripes the rate is also looked at after every `GLANCE_BYTES` bytes: the trial ends if the stripes carry
+/// less than was carried before, and have been busy for at least `BRIEFLY_BUSY`. Where messages are short a whole sample is
+/// hundreds of them.
+const GLANCE_BYTES: u64 = 4 << 20;
 const BRIEFLY_BUSY: Duration = Duration::from_millis(30);
 
 /// The kernel counts time in ticks of some milliseconds, so a rate is taken over at least the time `LEAST_BUSY`, or over
-/// `LONGEST` bytes.
+/// `MOST_BYTES` bytes.
 const LEAST_BUSY: Duration = Duration::from_millis(100);
-const LONGEST: u64 = 1 << 30;
+const MOST_BYTES: u64 = 1 << 30;
 
 /// Bytes that connections get to come up to speed.
 const WARM_UP: u64 = 8 << 20;
 
 /// A transfer that is through sooner says nothing of long messages: several connections save little of its time, and a trial
 /// would disturb it.
-const BRIEF: Duration = Duration::from_millis(10);
+const BRIEF_TRANSFER: Duration = Duration::from_millis(10);
 
-/// Stripes that are tried first, and if those pay more than [`CAPPED`].
-const FEW: usize = 4;
-const MANY: usize = 8;
+/// Stripes that are tried first, and if those pay more than [`CAPPED_GAIN`].
+const FEW_STRIPES: usize = 4;
+const MANY_STRIPES: usize = 8;
 
 /// Stripes must carry this many times as much. A smaller gain may be chance, and costs descriptors.
-const PAYS: f64 = 1.15;
+const LEAST_GAIN: f64 = 1.15;
 
 /// Bytes that long messages send from a trial that did not pay to the next one: 32 MiB that are slower are little then. Each
 /// further trial that did not pay multiplies the number by `MORE_REST`.
-const REST: u64 = 1 << 30;
+const REST_BYTES: u64 = 1 << 30;
 const MORE_REST: u64 = 4;
 
 /// From here on what bounds the rate is each connection, and more of them carry more.
-const CAPPED: f64 = 2.0;
+const CAPPED_GAIN: f64 = 2.0;
 
 /// Where the measuring stands.
 #[derive(Debug)]
@@ -85,8 +85,8 @@ impl Pace {
             stage: Stage::Trial { used, before },
             failures: 0,
             sent: 0,
-            next: WARM_UP + SAMPLE,
-            glance: WARM_UP + GLANCE,
+            next: WARM_UP + SAMPLE_BYTES,
+            glance: WARM_UP + GLANCE_BYTES,
             begun: None,
         }
     }
@@ -108,7 +108,7 @@ impl Pace {
 
     /// Uses one connection for some time, and then tries again.
     pub(in crate::transport::tcp) fn rest(&mut self) {
-        let until = REST.saturating_mul(MORE_REST.saturating_pow(self.failures.into()));
+        let until = REST_BYTES.saturating_mul(MORE_REST.saturating_pow(self.failures.into()));
         *self = Self {
             stage: Stage::Resting { until },
             failures: self.failures.saturating_add(1),
@@ -177,7 +177,7 @@ impl Pace {
             return None;
         };
         // Once more stripes are in use all counts, so that those that carry less do not stay.
-        if before.is_none() && without_pause < BRIEF {
+        if before.is_none() && without_pause < BRIEF_TRANSFER {
             return None;
         }
         self.sent += bytes as u64;
@@ -188,15 +188,15 @@ impl Pace {
             }
             Some(begun) if self.sent >= self.next => {
                 let now = measure();
-                if self.sent < LONGEST && busy(begun, &now) < LEAST_BUSY {
-                    self.next += SAMPLE;
+                if self.sent < MOST_BYTES && busy(begun, &now) < LEAST_BUSY {
+                    self.next += SAMPLE_BYTES;
                     return None;
                 }
                 let rate = rate(begun, &now);
                 self.conclude(used, before, rate)
             }
             Some(begun) if self.sent >= self.glance => {
-                self.glance += GLANCE;
+                self.glance += GLANCE_BYTES;
                 let (_, slower) = before?;
                 let now = measure();
                 let rate = rate(begun, &now).filter(|rate| *rate < slower)?;
@@ -219,7 +219,7 @@ impl Pace {
         let (fewer, slower, rate) = match (before, rate) {
             (Some((fewer, slower)), rate) => (fewer, slower, rate.unwrap_or(0.0)),
             (None, Some(rate)) => {
-                let (number, before) = (FEW, (used, rate));
+                let (number, before) = (FEW_STRIPES, (used, rate));
                 self.stage = Stage::Wanting { number, before };
                 return None;
             }
@@ -232,14 +232,14 @@ impl Pace {
             after = rate,
             "tried more connections for long messages (bytes a second)"
         );
-        if rate < PAYS * slower {
+        if rate < LEAST_GAIN * slower {
             if fewer == 0 {
                 self.rest();
             }
             return Some(fewer);
         }
-        if used < MANY && rate >= CAPPED * slower {
-            let (number, before) = (MANY, (used, rate));
+        if used < MANY_STRIPES && rate >= CAPPED_GAIN * slower {
+            let (number, before) = (MANY_STRIPES, (used, rate));
             self.stage = Stage::Wanting { number, before };
         }
         None
@@ -276,7 +276,7 @@ mod tests {
                 busy_us: (sent as f64 / rate * 1e6) as u64,
             };
             let measure = || vec![told; stripes.max(1)];
-            let changed = pace.sent(1 << 20, BRIEF, measure);
+            let changed = pace.sent(1 << 20, BRIEF_TRANSFER, measure);
             if changed.is_some() || pace.wants().is_some() {
                 return changed;
             }
@@ -288,7 +288,7 @@ mod tests {
     fn with_a_few() -> Pace {
         let mut pace = Pace::new();
         assert_eq!(run(&mut pace, 0, 1e8), None);
-        pace.began_to_use(FEW);
+        pace.began_to_use(FEW_STRIPES);
         pace
     }
 
@@ -296,33 +296,33 @@ mod tests {
     fn what_is_capped_gets_more_connections_as_long_as_they_carry_more() {
         let mut pace = Pace::new();
         assert_eq!(run(&mut pace, 0, 1e8), None);
-        assert_eq!(pace.wants(), Some(FEW));
+        assert_eq!(pace.wants(), Some(FEW_STRIPES));
         // The peer and its connections take their time.
         assert_eq!(run(&mut pace, 0, 1e8), None);
-        pace.began_to_use(FEW);
-        assert_eq!(run(&mut pace, FEW, 3.9e8), None);
-        assert_eq!(pace.wants(), Some(MANY));
-        pace.began_to_use(MANY);
-        assert_eq!(run(&mut pace, MANY, 7e8), None);
+        pace.began_to_use(FEW_STRIPES);
+        assert_eq!(run(&mut pace, FEW_STRIPES, 3.9e8), None);
+        assert_eq!(pace.wants(), Some(MANY_STRIPES));
+        pace.began_to_use(MANY_STRIPES);
+        assert_eq!(run(&mut pace, MANY_STRIPES, 7e8), None);
         assert_eq!(pace.wants(), None);
     }
 
     #[test]
     fn what_a_few_fill_gets_no_more() {
         let mut pace = with_a_few();
-        assert_eq!(run(&mut pace, FEW, 1.5e8), None);
+        assert_eq!(run(&mut pace, FEW_STRIPES, 1.5e8), None);
         assert_eq!(pace.wants(), None);
     }
 
     #[test]
     fn what_does_not_pay_is_given_up() {
         let mut pace = with_a_few();
-        assert_eq!(run(&mut pace, FEW, 1.1e8), Some(0));
+        assert_eq!(run(&mut pace, FEW_STRIPES, 1.1e8), Some(0));
         assert_eq!(pace.wants(), None);
         let mut pace = with_a_few();
-        assert_eq!(run(&mut pace, FEW, 3.9e8), None);
-        pace.began_to_use(MANY);
-        assert_eq!(run(&mut pace, MANY, 4e8), Some(FEW));
+        assert_eq!(run(&mut pace, FEW_STRIPES, 3.9e8), None);
+        pace.began_to_use(MANY_STRIPES);
+        assert_eq!(run(&mut pace, MANY_STRIPES, 4e8), Some(FEW_STRIPES));
         assert_eq!(pace.wants(), None);
     }
 
@@ -330,9 +330,9 @@ mod tests {
     fn what_did_not_pay_is_tried_again_ever_more_rarely() {
         let mut pace = with_a_few();
         let part = 1 << 20;
-        for rest in [REST, MORE_REST * REST] {
+        for rest in [REST_BYTES, MORE_REST * REST_BYTES] {
             let before = pace.failures();
-            assert_eq!(run(&mut pace, FEW, 1.1e8), Some(0));
+            assert_eq!(run(&mut pace, FEW_STRIPES, 1.1e8), Some(0));
             assert_eq!(pace.failures(), before + 1);
             for _ in 0..rest / part {
                 assert!(!pace.is_measuring());
@@ -340,11 +340,11 @@ mod tests {
             }
             assert!(pace.is_measuring());
             assert_eq!(run(&mut pace, 0, 1e8), None);
-            assert_eq!(pace.wants(), Some(FEW));
-            pace.began_to_use(FEW);
+            assert_eq!(pace.wants(), Some(FEW_STRIPES));
+            pace.began_to_use(FEW_STRIPES);
         }
         // Stripes that pay this time stay.
-        assert_eq!(run(&mut pace, FEW, 1.5e8), None);
+        assert_eq!(run(&mut pace, FEW_STRIPES, 1.5e8), None);
         assert!(!pace.is_measuring() && pace.wants().is_none());
     }
 
@@ -356,16 +356,16 @@ mod tests {
             let mut step = |_| {
                 sent += 1 << 18;
                 let told = Traffic {
-                    acknowledged: sent / FEW as u64,
+                    acknowledged: sent / FEW_STRIPES as u64,
                     busy_us: (sent as f64 / rate * 1e6) as u64,
                 };
-                pace.sent(1 << 18, BRIEF, || vec![told; FEW])
+                pace.sent(1 << 18, BRIEF_TRANSFER, || vec![told; FEW_STRIPES])
             };
             assert_eq!((0..2000).find_map(&mut step), Some(0));
             sent
         };
-        assert_eq!(until_given_up(0.7e8), WARM_UP + GLANCE);
-        assert_eq!(until_given_up(1.1e8), WARM_UP + SAMPLE);
+        assert_eq!(until_given_up(0.7e8), WARM_UP + GLANCE_BYTES);
+        assert_eq!(until_given_up(1.1e8), WARM_UP + SAMPLE_BYTES);
     }
 
     #[test]
@@ -378,7 +378,7 @@ mod tests {
                 acknowledged: sent,
                 busy_us: sent / 100,
             };
-            assert_eq!(pace.sent(1 << 20, BRIEF / 2, || vec![told]), None);
+            assert_eq!(pace.sent(1 << 20, BRIEF_TRANSFER / 2, || vec![told]), None);
         }
         assert_eq!(pace.wants(), None);
     }
@@ -386,7 +386,11 @@ mod tests {
     #[test]
     fn stripes_over_which_nothing_goes_are_given_up() {
         let mut pace = with_a_few();
-        let silent = |_| pace.sent(1 << 20, BRIEF, || vec![Traffic::default(); FEW]);
+        let silent = |_| {
+            pace.sent(1 << 20, BRIEF_TRANSFER, || {
+                vec![Traffic::default(); FEW_STRIPES]
+            })
+        };
         assert_eq!((0..2000).find_map(silent), Some(0));
     }
 
@@ -394,7 +398,10 @@ mod tests {
     fn a_kernel_that_tells_nothing_changes_nothing() {
         let mut pace = Pace::new();
         for _ in 0..2000 {
-            assert_eq!(pace.sent(1 << 20, BRIEF, || vec![Traffic::default()]), None);
+            assert_eq!(
+                pace.sent(1 << 20, BRIEF_TRANSFER, || vec![Traffic::default()]),
+                None
+            );
         }
         assert_eq!(pace.wants(), None);
         let mut pace = Pace::settled();

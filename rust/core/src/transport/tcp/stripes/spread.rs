@@ -14,7 +14,7 @@ use crate::reduce::Workers;
 use crate::transport::tcp::kernel::unacknowledged;
 
 /// Bytes of a payload from which on it is dealt out: the pieces that collectives are cut into are longer.
-const LONG: usize = 32 << 10;
+const DEALT_OUT_FROM: usize = 32 << 10;
 
 /// Bytes of a block: all stripes have some of a payload, but a system call and a head are not made for a few bytes.
 const SHORTEST_BLOCK: usize = 16 << 10;
@@ -149,7 +149,7 @@ impl Spread {
         rest: &[u8],
     ) -> Result<usize, Errno> {
         self.waits_for_stripes = false;
-        let is_long = self.active > 0 && rest.len() >= LONG;
+        let is_long = self.active > 0 && rest.len() >= DEALT_OUT_FROM;
         if !self.blocks.is_empty() && !first.is_empty() {
             // No payload goes on so, but a stream may.
             return self.deal(main, &[first, rest].concat());
@@ -180,7 +180,7 @@ impl Spread {
         // Whole elements: the receiver would wait for the rest of one with the first part in hand.
         let block = share.clamp(SHORTEST_BLOCK, LONGEST_BLOCK) / LONGEST_ELEMENT * LONGEST_ELEMENT;
         match self.workers.clone() {
-            Some(workers) if self.active > 1 && bytes.len() >= abreast::WORTH => {
+            Some(workers) if self.active > 1 && bytes.len() >= abreast::WAKES_THREADS_FROM => {
                 self.deal_abreast(&workers, bytes, block)?;
             }
             _ => {
