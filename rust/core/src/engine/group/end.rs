@@ -17,8 +17,8 @@ use crate::engine::state::{Core, Group};
 pub(crate) const LINGER: Duration = Duration::from_millis(250);
 
 /// How long a rank that leaves waits at most until what it sent has been acknowledged. A connection that has broken on the way
-/// shows it sooner, once the system has sent the same bytes again.
-const SETTLE: Duration = Duration::from_secs(1);
+/// shows it sooner, once the system has sent the same bytes again; also one that was made again meanwhile and broke once more.
+const SETTLE: Duration = Duration::from_secs(2);
 
 impl Group {
     /// The group has failed: every operation fails with the first cause, and the other ranks get a notice.
