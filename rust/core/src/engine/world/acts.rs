@@ -291,6 +291,10 @@ impl World {
             Some(links) => Stage::Leaving(links, until),
             None => Stage::Gone,
         };
+        // Those that come late to a rank that has failed hear of the failure.
+        if player.group.error().is_none() {
+            self.give_up_links(seat, false);
+        }
         self.note_ends(seat);
     }
 
