@@ -187,13 +187,6 @@ BREAKS = [
         "e9941fc4",
     ),
     Break(
-        "memory that a peer took back hides why that ended the group",
-        "engine/group/deadlock.rs",
-        "if error.code == Code::Untrusted",
-        "if self.world == 0",
-        "710dec88",
-    ),
-    Break(
         "a peer is lost for one of its links, and not for the other that does not come",
         "engine/group/step.rs",
         "=> lost(links.lost_elsewhere(lane, peer, now)?),",
