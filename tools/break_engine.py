@@ -2,6 +2,10 @@
 
     python tools/break_engine.py [--worlds N] [NAME ...]
 
+Some places are invented. Others put back a defect that the engine had: those name the commit that
+mended it. A defect of the agreement on the ranks that are left shows in the simulated
+agreements, not in the worlds.
+
 It works on a copy of the commit in ``target/broken``, so the checkout stays as it is. A break that
 no world finds, and one whose code is not there any more, is an error.
 """
@@ -21,18 +25,28 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "target" / "broken"
 SOURCES = Path("rust/core/src")
-TEST = "engine::world::tests::ten_thousand"
+WORLDS = "engine::world::tests::ten_thousand"
+AGREEMENTS = "engine::membership::tests::agreements_hold"
 # Seconds; a break that loops would run for ever.
 LIMIT = 3600
 
 
 class Break(NamedTuple):
-    """One place: the code that is replaced, which occurs once, and what replaces it."""
+    """One place: the code that is replaced, which occurs once, and what replaces it.
+
+    ``mended`` is the commit that mended the defect, if the engine had it.
+    """
 
     name: str
     file: str
     code: str
     broken: str
+    mended: str = ""
+
+    @property
+    def test(self) -> str:
+        """The test whose seeds are tried."""
+        return AGREEMENTS if self.file.startswith("engine/membership/") else WORLDS
 
 
 BREAKS = [
@@ -95,6 +109,7 @@ BREAKS = [
         "engine/group/step.rs",
         "let contradiction = self.contradiction_told(core);",
         "let contradiction: Option<Error> = None;",
+        "08de77c0",
     ),
     Break(
         "in place: an operation ends while peers still write to its buffer",
@@ -119,6 +134,99 @@ BREAKS = [
         "engine/group/step.rs",
         "if present == 0 && core.matching.waits_for_any()",
         "if self.world == 0 && present == 0 && core.matching.waits_for_any()",
+    ),
+    Break(
+        "a link that comes late to a rank that has failed or left is not looked at",
+        "engine/state.rs",
+        "if self.failure.get().is_some() || self.is_closed() {",
+        "if self.world == 0 {",
+        "6107ca84",
+    ),
+    Break(
+        "a rank that has left says no farewell over links that come late",
+        "engine/group/opening.rs",
+        "} else if self.is_closed() {",
+        "} else if self.world == 0 {",
+        "9908babc",
+    ),
+    Break(
+        "a rank that left before a link to it was made is taken for lost",
+        "engine/group/step.rs",
+        "        _ => Lane::Collective,",
+        "        _ => Lane::PointToPoint,",
+        "6107ca84",
+    ),
+    Break(
+        "premul_sum reads its input before its turn",
+        "engine/group/submit.rs",
+        "        if let Some(prepared) = prepared {",
+        "        let mut none = crate::engine::links::LinkTable::new(self.world);\n"
+        "        run.advance(&mut none, &|_| false, (&mut core.shared, false))?;\n"
+        "        if let Some(prepared) = prepared {",
+        "9908babc",
+    ),
+    Break(
+        "a receive whose message was there is not told that it has ended",
+        "engine/group/submit.rs",
+        "        if moves {",
+        "        if moves && collective == Collective::Send {",
+        "99191bb1",
+    ),
+    Break(
+        "a message that has met its receive depends on no peer",
+        "engine/message/matching.rs",
+        "self.posted.ask_for(Some(rank)) || is_met()",
+        "self.posted.ask_for(Some(rank))",
+        "2c34dce4",
+    ),
+    Break(
+        "a rank stays awake for a proposal that it does not read yet",
+        "engine/collective/shared/agreement.rs",
+        "let direction = match reads(peer) {",
+        "let direction = match reads(peer) || true {",
+        "e9941fc4",
+    ),
+    Break(
+        "a peer is lost for one of its links, and not for the other that does not come",
+        "engine/group/step.rs",
+        "=> lost(links.lost_elsewhere(lane, peer, now)?),",
+        "=> None,",
+        "90660e3a",
+    ),
+    Break(
+        "a rank that leaves does not wait for connections that are made again",
+        "engine/group/end.rs",
+        "true if open.link.is_owing() =>",
+        "true if self.world == 0 =>",
+        "fe6493df",
+    ),
+    Break(
+        "a rank that leaves does not wait until its bytes are acknowledged",
+        "engine/group/end.rs",
+        "true if !open.link.is_settled() =>",
+        "true if self.world == 0 =>",
+        "c356d057",
+    ),
+    Break(
+        "bytes count as received that a socket acknowledges while another takes its place",
+        "transport/tcp/connection.rs",
+        "true => usize::MAX,",
+        "true => lacking(socket, sealed.is_some()),",
+        "50ca51f7",
+    ),
+    Break(
+        "a rank sleeps on when a peer counts as lost for a link that does not come",
+        "engine/group/step.rs",
+        "[core.matching.due(), core.links.next_loss(self.clock.now())]",
+        "[core.matching.due()]",
+        "3f89579c",
+    ),
+    Break(
+        "agreement on the ranks that are left: a proposal that was taken over needs no majority",
+        "engine/membership/agreement.rs",
+        "if !lead.is_settled {",
+        "if !lead.is_settled && lead.inherited.is_none() {",
+        "712c37bc",
     ),
 ]
 
@@ -152,17 +260,19 @@ def _is_found(one: Break, worlds: int) -> bool:
         return False
     path.write_text(text.replace(one.code, one.broken))
     try:
-        said = _worlds(worlds)
+        said = _seeds(one.test, worlds)
     finally:
         path.write_text(text)
-    print(f"{one.name}: {said or f'no world of {worlds} finds it'}", flush=True)
+    name = f"{one.name} (mended in {one.mended})" if one.mended else one.name
+    print(f"{name}: {said or f'no world of {worlds} finds it'}", flush=True)
     return said is not None
 
 
-def _worlds(worlds: int) -> str | None:
+def _seeds(test: str, worlds: int) -> str | None:
     """Return what the first seeds that do not hold say, or None if all hold."""
-    command = ["cargo", "test", "-q", "-p", "unisono", "--lib", TEST]
-    environment = {**os.environ, "WORLD_SEEDS": str(worlds), "RUSTFLAGS": "-Awarnings"}
+    command = ["cargo", "test", "-q", "-p", "unisono", "--lib", test]
+    environment = {**os.environ, "RUSTFLAGS": "-Awarnings"}
+    environment |= {"WORLD_SEEDS": str(worlds), "AGREEMENT_SEEDS": str(worlds)}
     environment["CARGO_TARGET_DIR"] = str(COPY / "target")
     built = subprocess.run([*command, "--no-run"], cwd=COPY, env=environment, check=False)
     if built.returncode:
@@ -178,7 +288,7 @@ def _worlds(worlds: int) -> str | None:
         timeout=LIMIT,
     )
     took = time.monotonic() - began
-    seeds = re.findall(r"replay WORLD_SEED=(\d+): (.*)", done.stdout)
+    seeds = re.findall(r"replay [A-Z]+_SEED=(\d+): (.*)", done.stdout)
     count = re.search(r"left: (\d+)", done.stdout + done.stderr)
     if not seeds:
         if done.returncode:

@@ -20,6 +20,23 @@ pub(crate) const LINGER: Duration = Duration::from_millis(250);
 /// shows it sooner, once the system has sent the same bytes again.
 const SETTLE: Duration = Duration::from_secs(1);
 
+/// A group that leaves, and waits for its links.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parting {
+    begun: Instant,
+    /// When it last had a connection that is to be made again.
+    mended: Instant,
+}
+
+impl Parting {
+    pub(crate) fn begin(now: Instant) -> Self {
+        Self {
+            begun: now,
+            mended: now,
+        }
+    }
+}
+
 impl Group {
     /// The group has failed: every operation fails with the first cause, and the other ranks get a notice.
     pub(crate) fn fail(&self, core: &mut Core, error: Error) {
@@ -87,38 +104,46 @@ impl Group {
 
     /// Waits until the peers' systems have what was sent: connections are not made again after the farewell.
     fn await_mending(&self) {
-        let begin = Instant::now();
+        let mut parting = Parting::begin(Instant::now());
         while !self.is_closed() && self.home.is_here() && self.error().is_none() {
             let mut core = self.core.lock();
             self.read_mail(&mut core);
-            let limit = self.owes(&mut core, begin.elapsed());
+            let owes = self.owes(&mut core, &mut parting, Instant::now());
             self.mend_links(&mut core);
             drop(core);
-            if begin.elapsed() >= limit {
+            if !owes {
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// For how long a group that leaves, and has waited for its links since `waited`, waits for them at most: for a peer that
-    /// cannot be reached as long as its host may be silent, and for one that does not read what was sent for [`SETTLE`].
-    pub(crate) fn owes(&self, core: &mut Core, waited: Duration) -> Duration {
-        let limits = core.links.iter_open().map(|(_, _, open)| {
+    /// Whether a group that leaves waits for its links still: for a peer that cannot be reached as long as its host may be
+    /// silent, and for one that does not read what was sent for [`SETTLE`] after that.
+    pub(crate) fn owes(&self, core: &mut Core, parting: &mut Parting, now: Instant) -> bool {
+        let (mut is_owing, mut is_settled) = (false, true);
+        for (_, _, open) in core.links.iter_open() {
             // Whatever it returns, the link returns it again at the next look.
             let _ = open.link.peer_state();
-            let limit = match open.ended.is_none() {
-                true if open.link.is_owing() => self.mending_limit(),
-                true if !open.link.is_settled() => SETTLE,
-                _ => return Duration::ZERO,
-            };
+            if open.ended.is_some() {
+                continue;
+            }
+            let owes = open.link.is_owing();
+            if !owes && open.link.is_settled() {
+                continue;
+            }
+            is_owing |= owes;
+            is_settled = false;
             // A connection over which nothing comes back is found by a question.
-            if waited > LINGER {
+            if now.saturating_duration_since(parting.begun) > LINGER {
                 open.link.ask();
             }
-            limit
-        });
-        limits.max().unwrap_or_default()
+        }
+        if is_owing {
+            parting.mended = now;
+            return now < parting.begun + self.mending_limit();
+        }
+        !is_settled && now < parting.mended + SETTLE
     }
 
     /// Says farewell, and ends what is under way. Returns the links, over which sent bytes may still be on their way, unless

@@ -314,9 +314,8 @@ impl Group {
             let told = (self.world > 1).then_some(operation.tell);
             [operation.work.deadline, told]
         });
-        for deadline in deadlines.flatten().chain(core.matching.due()) {
-            *until = Some(until.map_or(deadline, |until| until.min(deadline)));
-        }
+        let others = [core.matching.due(), core.links.next_loss(self.clock.now())];
+        *until = deadlines.chain(others).chain([*until]).flatten().min();
         let mut ready = self.has_mail() || self.awaits_the_gone(core);
         let is_crossing = |operation: &Operation| operation.run.is_crossing();
         if core.operations.iter().any(is_crossing) {

@@ -109,13 +109,11 @@ impl OpenLink {
         self.ended_since = Some(now);
     }
 
-    /// The peer has been lost for long enough for any link to arrive that it had opened before.
-    fn is_long_lost(&self, now: Instant) -> bool {
+    /// When the peer, if it is lost, has been so for long enough for any link to arrive that it had opened before.
+    fn long_lost_at(&self) -> Option<Instant> {
         const LONGEST_ARRIVAL: Duration = Duration::from_secs(2);
-        matches!(self.ended, Some(PeerState::Lost(_)))
-            && self
-                .ended_since
-                .is_some_and(|since| now.saturating_duration_since(since) > LONGEST_ARRIVAL)
+        let is_lost = matches!(self.ended, Some(PeerState::Lost(_)));
+        Some(self.ended_since.filter(|_| is_lost)? + LONGEST_ARRIVAL)
     }
 
     /// Reads on until the header of a streamed message is complete.
@@ -346,7 +344,21 @@ impl LinkTable {
             Lane::PointToPoint => Lane::Collective,
         };
         let open = self.peek(other, peer)?;
-        open.ended.as_ref().filter(|_| open.is_long_lost(now))
+        let is_long_lost = open.long_lost_at().is_some_and(|at| now >= at);
+        open.ended.as_ref().filter(|_| is_long_lost)
+    }
+
+    /// When [`LinkTable::lost_elsewhere`] tells next of a peer whose link is awaited: nothing rings then.
+    pub(crate) fn next_loss(&self, now: Instant) -> Option<Instant> {
+        let [first, second] = &self.slots;
+        let pairs = first.iter().zip(second);
+        let lost = pairs.filter_map(|pair| match pair {
+            (Slot::Opening { .. }, Slot::Open(open)) | (Slot::Open(open), Slot::Opening { .. }) => {
+                open.long_lost_at()
+            }
+            _ => None,
+        });
+        lost.filter(|at| *at > now).min()
     }
 
     /// Puts an established link in its place. `name`: the peer's, for errors.

@@ -9,6 +9,8 @@ use std::env;
 use super::agreement::{Action, Agreement, Event, Loss, Outcome};
 use super::message::{Ballot, Decision, Message, Refusal};
 use crate::engine::world::random::Random;
+use crate::error::Result;
+use crate::fence;
 use crate::types::Rank;
 
 const SEEDS: u64 = 20_000;
@@ -413,16 +415,15 @@ impl World {
     }
 }
 
-fn holds(seed: u64) -> BTreeSet<&'static str> {
+/// The marks that a seed reaches, or why it does not hold.
+fn holds(seed: u64) -> Result<BTreeSet<&'static str>> {
     let mut world = World::new(seed);
-    let failure = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+    fence::guard(|| {
         world.run();
         world.judge();
-    }));
-    if failure.is_err() {
-        panic!("AGREEMENT_SEED={seed}");
-    }
-    world.marks
+        Ok(())
+    })?;
+    Ok(world.marks)
 }
 
 #[test]
@@ -439,7 +440,20 @@ fn agreements_hold_whatever_the_seed() {
         return;
     }
     let seeds = env::var("AGREEMENT_SEEDS").map_or(SEEDS, |seeds| seeds.parse().expect("a number"));
-    let reached: BTreeSet<_> = (0..seeds).flat_map(holds).collect();
+    let (mut reached, mut broken) = (BTreeSet::new(), Vec::new());
+    for seed in 0..seeds {
+        match holds(seed) {
+            Ok(marks) => reached.extend(marks),
+            Err(why) => broken.push((seed, why)),
+        }
+    }
+    for (seed, why) in broken.iter().take(5) {
+        println!(
+            "replay AGREEMENT_SEED={seed}: {}",
+            why.message.replace('\n', " ")
+        );
+    }
+    assert_eq!(broken.len(), 0, "of {seeds} seeds");
     let missing: Vec<_> = MARKS
         .iter()
         .filter(|mark| !reached.contains(*mark))

@@ -8,7 +8,7 @@ use super::program::{Call, Message, Share, Step, Store, share_of_chain};
 use super::random::Random;
 use super::scenario::{Fault, Seat};
 use super::{IDLE_TURNS, World};
-use crate::engine::group::end::{LINGER, are_delivered};
+use crate::engine::group::end::{LINGER, Parting, are_delivered};
 use crate::engine::work::{PointToPoint, WorkState};
 use crate::error::{Code, Result};
 use crate::types::{DataType, Rank};
@@ -266,14 +266,11 @@ impl World {
     fn owes(&mut self, seat: Seat) -> bool {
         let now = self.clock.now();
         let player = &mut self.players[seat];
-        let since = *player.closes_since.get_or_insert(now);
-        let limit = match player.group.error() {
-            None => (player.group).owes(&mut player.group.core.lock(), now - since),
-            Some(_) => Duration::ZERO,
-        };
+        let parting = player.parting.get_or_insert_with(|| Parting::begin(now));
         player.attends_at = player.attends_at.min(now + LOOK);
         player.computes_until = None;
-        now < since + limit
+        let group = &player.group;
+        group.error().is_none() && group.owes(&mut group.core.lock(), parting, now)
     }
 
     fn leave(&mut self, seat: Seat) {
@@ -291,6 +288,10 @@ impl World {
             Some(links) => Stage::Leaving(links, until),
             None => Stage::Gone,
         };
+        // Those that come late to a rank that has failed hear of the failure.
+        if player.group.error().is_none() {
+            self.give_up_links(seat, false);
+        }
         self.note_ends(seat);
     }
 

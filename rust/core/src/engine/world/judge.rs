@@ -97,10 +97,9 @@ impl World {
             let is_other = made.collective != call.collective || made.counts == call.counts;
             is_other && is_full(call) && is_full(made)
         };
-        let fails = |running: &Running| matches!(running.work.result(), Some(Err(_)));
         let mut players = self.players.iter().filter(|player| player.team == team);
         made.as_ref().is_some_and(tells)
-            && players.all(|player| player.next > step + 1 && !player.running.iter().any(fails))
+            && players.all(|player| player.next > step + 1 && player.group.error().is_none())
     }
 
     /// Everything that is wrong with an operation.

@@ -88,13 +88,14 @@ pub(super) fn connect(
                     let [a, b] = fabric.link(ends);
                     [Box::new(a), Box::new(b)]
                 };
+                let mut takes = || match scenario.asked.is_none() && random.once_in(4) {
+                    true => Duration::from_nanos(random.length(50_000_000) as u64),
+                    false => Duration::ZERO,
+                };
+                let made = start + takes();
                 for (rank, peer, link) in [(lower, upper, a), (upper, lower, b)] {
-                    let takes = match scenario.asked.is_none() && random.once_in(4) {
-                        true => Duration::from_nanos(random.length(50_000_000) as u64),
-                        false => Duration::ZERO,
-                    };
                     let mail = Mail::Established { lane, peer, link };
-                    opening.push((start + takes, first + rank, mail));
+                    opening.push((made + takes(), first + rank, mail));
                 }
             }
         }

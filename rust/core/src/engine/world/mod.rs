@@ -10,6 +10,7 @@
 //! In one world of five some of the processes have a second group beside that of all, with calls of its own at the same time.
 //! A process that dies does so in both; a bad call in one must leave the other alone.
 //! In one of four the ranks of a group have kept the numbers of a larger one, whose other ranks are gone.
+//! A link that neither side has when one of them goes is not made: the other hears so when it asks for it, or hears nothing.
 //!
 //! These must hold, whatever the seed:
 //!
@@ -54,11 +55,12 @@ use self::player::{Player, Stage};
 use self::random::Random;
 use self::scenario::{Fault, Scenario, Seat};
 use crate::engine::clock::Clock;
-use crate::engine::links::LinkTable;
+use crate::engine::links::{LinkTable, Slot};
 use crate::engine::state::Mail;
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::heap;
-use crate::transport::{Link, local};
+use crate::transport::endpoint::Lane;
+use crate::transport::{Link, PeerState, local};
 use crate::types::Rank;
 
 /// Turns after which a world that still moves is taken to move for ever.
@@ -91,12 +93,31 @@ struct World {
     players: Vec<Player>,
     /// Links that are being made, and when they will have been.
     opening: Vec<(Instant, Seat, Mail)>,
+    /// Links that are not made: the peer went before either side had its end.
+    missing: Vec<Missing>,
     /// Faults that showed while it moved.
     faults: Vec<String>,
     /// Marks of what has been reached.
     reached: BTreeSet<String>,
     /// The events, for those who replay a seed.
     story: Option<String>,
+}
+
+/// The links of two ranks, by their numbers.
+const LANES: [Lane; 2] = [Lane::Collective, Lane::PointToPoint];
+
+/// A link that is not made, and the rank that may ask for it.
+#[derive(Clone, Copy)]
+struct Missing {
+    seat: Seat,
+    lane: Lane,
+    peer: Rank,
+    /// The peer has died, and not left.
+    is_dead: bool,
+}
+
+fn is_link(mail: &Mail, (lane, peer): (Lane, Rank)) -> bool {
+    matches!(mail, Mail::Established { lane: of, peer: to, .. } if (*of, *to) == (lane, peer))
 }
 
 /// The outcome of a seed.
@@ -189,6 +210,7 @@ impl World {
             random,
             fabric,
             opening,
+            missing: Vec::new(),
             faults: Vec::new(),
             reached: BTreeSet::new(),
         })
@@ -244,6 +266,7 @@ impl World {
         }
         let seat = self.random.pick(&ready);
         self.turn(seat);
+        self.refuse_links(seat);
         match self.is_asked() {
             // The others take their turns at the same time.
             true => self.players[seat].busy_until = Some(now + TURN),
@@ -322,6 +345,7 @@ impl World {
         if loses {
             self.fabric.lose_sent(seat);
         }
+        self.give_up_links(seat, true);
         // The other ends arrive, and show the death.
         for (_, _, mail) in self.opening.extract_if(.., |(_, to, _)| *to == seat) {
             if let Mail::Established { link, .. } = mail {
@@ -338,6 +362,65 @@ impl World {
         core.links = LinkTable::new(world);
         drop(core);
         self.tell(seat, || "dies".into());
+    }
+
+    /// The rank goes. A link to it is not made if neither side has its end; one that leaves has another link to the same peer.
+    fn give_up_links(&mut self, seat: Seat, is_dead: bool) {
+        let (own, world) = self.place(seat);
+        for peer in 0..world {
+            let other = seat - own + peer;
+            for [lane, beside] in [LANES, [LANES[1], LANES[0]]] {
+                let is_end = |(_, to, mail): &(Instant, Seat, Mail), lane| {
+                    *to == seat && is_link(mail, (lane, peer))
+                        || *to == other && is_link(mail, (lane, own))
+                };
+                let ends = |lane| self.opening.iter().filter(|it| is_end(it, lane)).count();
+                if ends(lane) == 2 && (is_dead || ends(beside) == 0) {
+                    self.opening.retain(|it| !is_end(it, lane));
+                    self.missing.push(Missing {
+                        seat: other,
+                        lane,
+                        peer: own,
+                        is_dead,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Tells a rank that has asked for a link to one that went that there is none: of one that left after its farewell over
+    /// the other link. Where a host went with its rank, nothing answers if the other link has shown that already.
+    fn refuse_links(&mut self, seat: Seat) {
+        if self.missing.is_empty() {
+            return;
+        }
+        let group = Arc::clone(&self.players[seat].group);
+        let core = group.core.lock();
+        let beside = |it: &Missing| {
+            let lane = LANES[1 - it.lane as usize];
+            core.links.peek(lane, it.peer)
+        };
+        let is_asked = |it: &mut Missing| {
+            let has_left = || beside(it).is_some_and(|open| open.ended == Some(PeerState::Left));
+            it.seat == seat
+                && matches!(core.links.slot(it.lane, it.peer), Slot::Opening { .. })
+                && (it.is_dead || has_left())
+        };
+        let asked: Vec<Missing> = self.missing.extract_if(.., is_asked).collect();
+        for missing in asked {
+            let Missing { lane, peer, .. } = missing;
+            if missing.is_dead && beside(&missing).is_some() && self.random.once_in(2) {
+                continue;
+            }
+            let what = match missing.is_dead {
+                true => format!("rank {peer} is gone"),
+                false => format!("rank {peer} has left the group"),
+            };
+            let takes = Duration::from_nanos(self.random.length(50_000_000) as u64);
+            let error = Error::new(Code::PeerLost, what);
+            let mail = Mail::Failed { lane, peer, error };
+            self.opening.push((self.clock.now() + takes, seat, mail));
+        }
     }
 
     /// Delivers the links that have been made.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::program::{Share, Store};
 use crate::engine::drive::progress::Driven;
+use crate::engine::group::end::Parting;
 use crate::engine::links::LinkTable;
 use crate::engine::state::Group;
 use crate::engine::work::WorkState;
@@ -36,7 +37,7 @@ pub(super) struct Player {
     pub(super) busy_until: Option<Instant>,
     pub(super) attends_at: Instant,
     /// When it was about to leave first.
-    pub(super) closes_since: Option<Instant>,
+    pub(super) parting: Option<Parting>,
     seen: u64,
     pub(super) stage: Stage,
     /// When it last began something.
@@ -125,7 +126,7 @@ impl Player {
             paused_until: None,
             busy_until: None,
             attends_at: now + ATTENTION,
-            closes_since: None,
+            parting: None,
             seen: 0,
             stage: Stage::Alive,
             active: now,

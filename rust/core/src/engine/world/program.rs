@@ -125,14 +125,27 @@ fn chain(random: &mut Random, world: usize, style: Style) -> Vec<Call> {
         counts: vec![vec![length(random, style) / world; world]],
         ..Call::random(random, world, style)
     };
+    let ops = [
+        ReduceOp::Max,
+        ReduceOp::Sum,
+        premultiplied(first.dtype, 1.0),
+    ];
     let mut call = |number| Call {
         collective: random.pick(&[Collective::AllReduce, Collective::Broadcast]),
         // The sum of more sums would be too large for a byte.
-        op: random.pick(&[ReduceOp::Max, ReduceOp::Sum][..2 - number / 2]),
+        op: random.pick(&ops[..3 - number / 2 * 2]),
         root: random.below(world),
         ..first.clone()
     };
     (0..2 + first.data as usize % 2).map(&mut call).collect()
+}
+
+/// A sum of contributions that are multiplied before, where the type has one.
+fn premultiplied(dtype: DataType, factor: f64) -> ReduceOp {
+    match dtype {
+        DataType::Float32 => ReduceOp::PremulSum(factor),
+        _ => ReduceOp::Sum,
+    }
 }
 
 /// The values that all ranks must have after a chain of calls.
@@ -222,10 +235,14 @@ impl Call {
             (0..world).map(count).collect()
         };
         let counts = (0..rows).map(|_| row()).collect();
+        let sum = match collective {
+            Collective::Scan | Collective::Exscan => ReduceOp::Sum,
+            _ => premultiplied(dtype, 2.0),
+        };
         Self {
             collective,
             dtype,
-            op: random.pick(&[ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min]),
+            op: random.pick(&[ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, sum]),
             root: random.below(world),
             in_place: random.once_in(2),
             in_heap: random.once_in(style.heap_once_in),
@@ -260,6 +277,7 @@ impl Call {
             match self.op {
                 ReduceOp::Max => values.max(),
                 ReduceOp::Min => values.min(),
+                ReduceOp::PremulSum(factor) => Some(values.sum::<u8>() * factor as u8),
                 _ => Some(values.sum()),
             }
         };
@@ -434,6 +452,7 @@ impl Call {
                         1
                     }
                 ];
+                other.op = ReduceOp::Sum;
                 (other.collective != self.collective).then_some(other)
             }
             1 => {
@@ -442,7 +461,9 @@ impl Call {
                     DataType::Int32 => DataType::Float32,
                     _ => DataType::UInt8,
                 };
-                (self.collective != Collective::Barrier).then_some(other)
+                // Another type may have no such sum.
+                let is_possible = !matches!(self.op, ReduceOp::PremulSum(_));
+                (self.collective != Collective::Barrier && is_possible).then_some(other)
             }
             2 => {
                 other.root = (self.root + 1) % world;
