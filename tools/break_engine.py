@@ -196,15 +196,22 @@ BREAKS = [
     Break(
         "a rank that leaves does not wait for connections that are made again",
         "engine/group/end.rs",
-        "true if open.link.is_owing() =>",
-        "true if self.world == 0 =>",
+        "let owes = open.link.is_owing();",
+        "let owes = open.link.is_owing() && self.world == 0;",
         "fe6493df",
+    ),
+    Break(
+        "an outage counts as time in which bytes could have been acknowledged",
+        "engine/group/end.rs",
+        "now < parting.mended + SETTLE",
+        "now < parting.begun + SETTLE",
+        "4e6ee69f",
     ),
     Break(
         "a rank that leaves does not wait until its bytes are acknowledged",
         "engine/group/end.rs",
-        "true if !open.link.is_settled() =>",
-        "true if self.world == 0 =>",
+        "if !owes && open.link.is_settled() {",
+        "if !owes {",
         "c356d057",
     ),
     Break(

@@ -68,7 +68,11 @@ impl<'a> Test<'a> {
     /// Runs `body`, a closure in the function of the test, as every rank, in processes that have the emulator.
     pub(crate) fn run<F: Fn(Communicator) + Send + Sync>(&self, body: F) {
         let name = name_of::<F>();
-        let label = format!("{name}:{:?}:{}:{:?}", self.ranks, self.world, self.driver);
+        let (config, driver) = (self.config, self.driver);
+        let label = format!(
+            "{name}:{:?}:{}:{config:?}:{driver:?}",
+            self.ranks, self.world
+        );
         match std::env::var(ROLE) {
             Err(_) => self.start(name, &label),
             Ok(role) => {

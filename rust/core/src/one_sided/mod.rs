@@ -118,20 +118,33 @@ impl Peer {
         }
         let until = Instant::now() + OPENING;
         while self.end.get().is_none() && Instant::now() < until {
+            let is_open = group.has_message_link(TARGET);
             match end_beside(&self.comm, TARGET) {
                 Some(end) => drop(self.end.set(end)),
+                // A link without a page, over TCP.
+                None if is_open => {
+                    self.map_no_more();
+                    return false;
+                }
+                None if group.error().is_some() => return false,
                 None => std::thread::sleep(Duration::from_micros(50)),
             }
         }
         self.end.get().is_some()
     }
 
-    /// Takes memory back from a transfer that has failed: the peer maps none of this process's any more, and memory that it has
-    /// mapped is kept until it has unmapped it.
-    fn take_back(&self, memory: impl Any + Send + Sync) {
+    /// After a transfer has failed: the peer maps no memory of this process any more. Waits a while until it has unmapped that
+    /// which it had mapped.
+    fn take_back(&self) {
         if let Some((end, is_gone)) = self.end.get() {
             end.close();
             await_unmapping([(end, is_gone)].into_iter());
+        }
+    }
+
+    /// Keeps memory of such a transfer until the peer has unmapped it.
+    fn keep(&self, memory: impl Any + Send + Sync) {
+        if let Some((end, is_gone)) = self.end.get() {
             keep_while_viewed(vec![(end.clone(), Arc::clone(is_gone))], Box::new(memory));
         }
     }
@@ -284,7 +297,8 @@ impl Port {
         })
     }
 
-    /// Starts to write `range` of `local` to the beginning of `remote`, and returns at once. When the transfer has ended
+    /// Starts to write `range` of `local` to the beginning of `remote`, and returns at once; the first time between devices of
+    /// one host once the link to the peer is open. When the transfer has ended
     /// well, the bytes are in the peer's memory. `completion` is called then, on a thread made for that, as those of
     /// [`Transfer::when_done`] are; for no bytes it is called before this returns.
     ///

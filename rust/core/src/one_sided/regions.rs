@@ -16,6 +16,7 @@ use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::heap::Buffer;
 use crate::locks::{Condvar, Mutex};
+use crate::rarely::Rarely;
 use crate::transport::cuda::driver::Stream;
 use crate::transport::cuda::span::{Exposed, Mapped, Span};
 use crate::transport::ends::let_go;
@@ -264,6 +265,8 @@ pub(super) struct Regions {
     table: Mutex<HashMap<RegionId, Region>>,
     /// Held while a write is thrown away.
     pub(super) refusing: Mutex<()>,
+    /// Bounds what is logged of peers whose memory is not mapped.
+    pub(super) refusals: Mutex<Rarely>,
 }
 
 impl Regions {
@@ -272,6 +275,7 @@ impl Regions {
             port,
             table: Mutex::new(HashMap::new()),
             refusing: Mutex::new(()),
+            refusals: Mutex::new(Rarely::strangers()),
         }
     }
 
@@ -282,6 +286,7 @@ impl Regions {
                 "memory without any bytes cannot be registered",
             ));
         }
+        let_go();
         let id = random_bytes()?;
         let device = match Exposed::find(start, bytes)? {
             Some(exposed) => {

@@ -34,6 +34,9 @@ pub(super) const ANSWER: usize = 8;
 /// bounds the memory that it needs.
 pub(super) const PIECE: usize = 64 << 20;
 
+/// The most bytes that a target copies while it keeps other threads of its process from their streams.
+const MAPPED_PIECE: usize = 16 << 20;
+
 /// The name of a region, drawn at random.
 pub(super) type RegionId = [u8; 16];
 
@@ -104,16 +107,20 @@ impl Request {
         2 * self.number + 1
     }
 
-    /// The pieces in which the data travels: offsets from its beginning, and lengths.
+    /// The pieces in which the data travels, or is copied: offsets from its beginning, and lengths.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        pieces(usize::try_from(self.length).expect("the length of memory"))
+        let length = usize::try_from(self.length).expect("the length of memory");
+        match self.is_mapped {
+            true => pieces(length, MAPPED_PIECE),
+            false => pieces(length, PIECE),
+        }
     }
 }
 
-fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
+fn pieces(length: usize, piece: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..length)
-        .step_by(PIECE)
-        .map(move |offset| (offset, PIECE.min(length - offset)))
+        .step_by(piece)
+        .map(move |offset| (offset, piece.min(length - offset)))
 }
 
 #[cold]
@@ -222,7 +229,7 @@ mod tests {
     fn pieces_are_the_whole() {
         for length in [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5] {
             let mut end = 0;
-            for (offset, bytes) in pieces(length) {
+            for (offset, bytes) in pieces(length, PIECE) {
                 assert!(offset == end && bytes > 0 && bytes <= PIECE);
                 end += bytes;
             }

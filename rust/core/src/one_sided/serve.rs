@@ -11,6 +11,7 @@ use crate::communicator::{Communicator, Work};
 use crate::device::still;
 use crate::engine::{PointToPoint, Received};
 use crate::error::{Code, Error, Result};
+use crate::fork::PerProcess;
 use crate::locks::Mutex;
 use crate::transport::cuda::span::Span;
 use crate::transport::ends::End;
@@ -21,6 +22,14 @@ const FOR_EVER: Option<Duration> = Some(Duration::ZERO);
 
 /// How long the data of a write that has been refused may take. Peers whose writes are refused wait for each other.
 const REFUSED_PATIENCE: Option<Duration> = Some(Duration::from_secs(30));
+
+/// How long a copy waits for a moment at which no stream of this process waits for a peer: before its first piece, and between
+/// two, which would be copied in vain.
+const FIRST_PATIENCE: Duration = Duration::from_millis(1);
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Held for a piece: a thread that copies for another peer is no stream that waits.
+static COPYING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
 /// The target's end of one pair.
 pub(super) struct Service {
@@ -174,7 +183,7 @@ fn carry_out(comm: &Communicator, request: &Request, regions: &Regions) -> Resul
         (_, region) if request.is_mapped => {
             let location = Location::receive(comm, request)?;
             match region {
-                Ok(region) => copy(comm, request, &region, &location)?,
+                Ok(region) => copy(comm, request, regions, (&region, &location))?,
                 Err(refusal) => refusal,
             }
         }
@@ -248,45 +257,91 @@ impl Location {
 fn copy(
     comm: &Communicator,
     request: &Request,
-    region: &Use,
-    location: &Location,
+    regions: &Regions,
+    (region, location): (&Use, &Location),
 ) -> Result<Answer> {
     let Some((end, _)) = end_beside(comm, INITIATOR) else {
         return Ok(Answer::NotMapped);
     };
     for piece in request.pieces() {
-        let Some(_still) = still_soon() else {
-            return Ok(Answer::NotMappedNow);
-        };
-        let Some(_view) = Mapping::begin(&end) else {
-            return Err(Error::new(Code::Aborted, "the initiator has given up"));
-        };
-        let mapped = match region.map(&location.span) {
-            Ok(Some(mapped)) => mapped,
-            Ok(None) => return Ok(Answer::NotMapped),
-            Err(error) => {
-                tracing::warn!(%error, "a peer's memory of a device is not mapped, and moves through that of the host");
+        let turn = COPYING.lock();
+        let copied = copy_piece(&end, request, region, location, piece)?;
+        drop(turn);
+        match copied {
+            Piece::Copied => {}
+            Piece::NotNow => return Ok(Answer::NotMappedNow),
+            Piece::NotMapped(error) => {
+                if let Some(error) = error
+                    && let Some(suppressed) = regions.refusals.lock().line()
+                {
+                    tracing::warn!(
+                        %error,
+                        suppressed,
+                        "a peer's memory of a device is not mapped, and moves through that of the host"
+                    );
+                }
                 return Ok(Answer::NotMapped);
             }
-        };
-        let (offset, length) = piece;
-        let own = (request.offset as usize + offset, length);
-        let peer = mapped.address() + location.offset + offset as u64;
-        // SAFETY: the bytes lie in the initiator's span (`Location::receive`), which it keeps while this has a view of it; it
-        // promised that no code touches them while the transfer moves them.
-        unsafe { region.copy(own, peer, request.kind == Kind::Write)? };
+        }
     }
     Ok(Answer::Done)
 }
 
+/// A piece of a copy.
+enum Piece {
+    Copied,
+    /// A stream of this process waits for a peer.
+    NotNow,
+    NotMapped(Option<Error>),
+}
+
+/// Maps the initiator's memory for one piece of a copy: an offset, and a length.
+fn copy_piece(
+    end: &End,
+    request: &Request,
+    region: &Use,
+    location: &Location,
+    (offset, length): (usize, usize),
+) -> Result<Piece> {
+    let patience = match offset {
+        0 => FIRST_PATIENCE,
+        _ => PATIENCE,
+    };
+    let Some(_still) = await_stillness(patience) else {
+        return Ok(Piece::NotNow);
+    };
+    let Some(_view) = Mapping::begin(end) else {
+        return Err(Error::new(Code::Aborted, "the initiator has given up"));
+    };
+    // Of this process it would not be mapped, and nothing would keep it.
+    if location.span.is_of_this_process()? {
+        return Ok(Piece::NotMapped(None));
+    }
+    let mapped = match region.map(&location.span) {
+        Ok(Some(mapped)) => mapped,
+        Ok(None) => return Ok(Piece::NotMapped(None)),
+        Err(error) => return Ok(Piece::NotMapped(Some(error))),
+    };
+    let own = (request.offset as usize + offset, length);
+    let peer = mapped.address() + location.offset + offset as u64;
+    // SAFETY: the bytes lie in the initiator's span (`Location::read`), which it keeps while this has a view of it; it promised
+    // that no code touches them while the transfer moves them.
+    unsafe { region.copy(own, peer, request.kind == Kind::Write)? };
+    Ok(Piece::Copied)
+}
+
 /// As [`still`], also where calls of other threads leave no moment at once.
-fn still_soon() -> Option<impl Drop> {
-    (0..20).find_map(|tries| {
-        if tries > 0 {
-            std::thread::sleep(Duration::from_micros(50));
+fn await_stillness(patience: Duration) -> Option<impl Drop> {
+    let until = Instant::now() + patience;
+    loop {
+        if let Some(guard) = still() {
+            return Some(guard);
         }
-        still()
-    })
+        if Instant::now() > until {
+            return None;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
 }
 
 /// A view of the initiator's memory.

@@ -179,8 +179,10 @@ impl Transfer {
                     shared.peer.comm.abort(&error.message);
                 }
                 messages.iter().for_each(|work| drop(work.wait(None)));
-                if !attempt.location.is_empty() {
-                    shared.peer.take_back(shared.local.lock().take());
+                if !attempt.location.is_empty() && !messages.is_empty() {
+                    let local = shared.local.lock().take();
+                    shared.peer.take_back();
+                    shared.peer.keep(local);
                 }
                 return Err(self.describe(error));
             }
@@ -285,7 +287,8 @@ impl Transfer {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Waits for the end, driving the transfer from this thread meanwhile.
+    /// Waits for the end, driving the transfer from this thread meanwhile. Where a read between devices of one host fails, the
+    /// target may write to their bytes still, until the region is [unregistered](super::Port::unregister).
     ///
     /// # Errors
     /// The transfer's own; or `Timeout` when `timeout` runs out first, after which the transfer goes on.
@@ -354,14 +357,24 @@ impl Transfer {
         }
         let result = match self.sends_after_all(attempt, works) {
             Some(Ok(())) => return,
-            Some(Err(error)) => Err(error),
+            Some(Err(error)) => self.end_messages().and(Err(error)),
             None => self.outcome(attempt, works),
         };
         let result = result.map_err(|error| self.describe(error));
+        let local = self.0.local.lock().take();
+        // The target may be copying.
+        let is_mapped = !attempt.location.is_empty() && attempt.answer(works).is_err();
+        if is_mapped {
+            self.0.peer.take_back();
+        }
         // Set under the lock, and so only once.
         let _ = self.0.result.set(result);
+        // Dropped without the locks: it is foreign code.
         drop(ending);
-        drop(self.0.local.lock().take());
+        match is_mapped {
+            true => self.0.peer.keep(local),
+            false => drop(local),
+        }
     }
 
     /// Calls what waits for the end, which has come.
@@ -386,20 +399,8 @@ impl Transfer {
 
     fn outcome(&self, attempt: &Attempt, works: &Works) -> Result<()> {
         self.cancel_if_refused(attempt, works);
-        let mut result = self.answer(attempt, works);
-        let late = |work: &&Work| work.wait(Some(STRAGGLERS)).is_err() && !work.is_done();
-        if works.messages.iter().any(|work| late(&work)) {
-            // Else this thread would wait for a target that has nothing more to do.
-            let comm = &self.0.peer.comm;
-            comm.abort("the target of a transfer answered before it had moved the data");
-        }
-        for work in &works.messages {
-            result = result.and(work.wait(None));
-        }
-        let mut local = self.0.local.lock();
-        if !attempt.location.is_empty() && attempt.answer(works).is_err() {
-            self.0.peer.take_back(local.take());
-        }
+        let result = self.answer(attempt, works).and(self.end_messages());
+        let local = self.0.local.lock();
         let moving = local
             .as_ref()
             .and_then(|of| Some((&of.used, of.moving.as_ref()?)));
@@ -407,6 +408,26 @@ impl Transfer {
             (Ok(()), Kind::Read, Some((used, moving))) => used.put_back(moving),
             _ => result,
         }
+    }
+
+    /// Waits for the messages of all attempts, after the answer.
+    fn end_messages(&self) -> Result<()> {
+        let attempts = self.0.mapped.iter().chain([&self.0.sent]);
+        let messages = || {
+            let works = attempts.clone().filter_map(|attempt| attempt.works.get());
+            works.flat_map(|works| &works.messages)
+        };
+        let late = |work: &&Work| work.wait(Some(STRAGGLERS)).is_err() && !work.is_done();
+        if messages().any(|work| late(&work)) {
+            // Else this thread would wait for a target that has nothing more to do.
+            let comm = &self.0.peer.comm;
+            comm.abort("the target of a transfer answered before it had moved the data");
+        }
+        let mut result = Ok(());
+        for work in messages() {
+            result = result.and(work.wait(None));
+        }
+        result
     }
 
     fn describe(&self, error: Error) -> Error {

@@ -2,15 +2,15 @@
 //! ends of a window, and the two sides of one-sided transfers.
 //!
 //! Each end has four words that it alone counts up, and tells by them how often it has signalled, how many of its threads are
-//! writing to the other's memory, how many views of that it has given away, and that it has closed its window. By a fifth one,
-//! which the other end takes down, it says that it sleeps until the other signals.
+//! writing to the other's memory, how many views of that it has given away, and that it has taken its own memory back. By a
+//! fifth one, which the other end takes down, it says that it sleeps until the other signals.
 //!
 //! # Sleeping
 //!
 //! An end raises its flag, issues a sequentially consistent fence and looks at the count once more before it sleeps; the other
 //! one counts, issues such a fence and looks at the flag. One of the fences comes first, so either the sleeper sees the count
 //! or the other one sees the flag. Who takes the flag down owes the sleeper a message. Writing and closing are ordered alike:
-//! either the writer sees that the window is closed, or the owner sees that it is being written to.
+//! either the writer sees that the memory was taken back, or the owner sees that it is being written to.
 //!
 //! They are generic over their words: the tests model-check the same code with loom.
 
@@ -52,7 +52,7 @@ impl Words for Page {
     }
 }
 
-/// One end of a window.
+/// One end.
 #[derive(Clone, Debug)]
 pub(crate) struct End<W = Page> {
     words: W,
@@ -102,7 +102,7 @@ impl<W: Words> End<W> {
         self.own(ASLEEP).swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Begins to write to the other's memory. False: it has closed its window, and must be left alone.
+    /// Begins to write to the other's memory. False: it was taken back, and must be left alone.
     #[inline]
     pub(crate) fn begin_writing(&self) -> bool {
         self.enter(WRITERS)
@@ -141,13 +141,13 @@ impl<W: Words> End<W> {
         self.own(count).fetch_sub(1, Ordering::Release);
     }
 
-    /// Whether the other end has closed its window.
+    /// Whether the other end has taken its memory back.
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         self.other(CLOSED).load(Ordering::Acquire) != 0
     }
 
-    /// Closes this end's window: the other one begins neither to write nor a view from now on.
+    /// Takes this end's memory back: the other one begins neither to write nor a view from now on.
     pub(crate) fn close(&self) {
         self.own(CLOSED).store(1, Ordering::Release);
         fence(Ordering::SeqCst);

@@ -114,6 +114,14 @@ impl Span {
         }
     }
 
+    /// Whether it is memory of this process, which is not mapped.
+    ///
+    /// # Errors
+    /// `System` when the system has no random numbers.
+    pub fn is_of_this_process(&self) -> Result<bool> {
+        Ok(self.process == process()?)
+    }
+
     /// Why other processes cannot map it, if its driver does not export it.
     pub fn reason(&self) -> Option<&str> {
         self.handle.as_ref().err().map(String::as_str)
