@@ -271,7 +271,7 @@ def _is_found(one: Break, worlds: int) -> bool:
     finally:
         path.write_text(text)
     name = f"{one.name} (mended in {one.mended})" if one.mended else one.name
-    print(f"{name}: {said or f'no world of {worlds} finds it'}", flush=True)
+    print(f"{name}: {said or f'no seed of {worlds} finds it'}", flush=True)
     return said is not None
 
 
@@ -302,7 +302,7 @@ def _seeds(test: str, worlds: int) -> str | None:
             print(f"it ended in another way: {done.stdout[-500:]}{done.stderr[-500:]}")
         return None
     first = ", ".join(seed for seed, _ in seeds)
-    found = f"{count[1] if count else 'some'} of {worlds} worlds in {took:.0f} s, the first {first}"
+    found = f"{count[1] if count else 'some'} of {worlds} seeds in {took:.0f} s, the first {first}"
     return f"{found}; {seeds[0][1][:200]}"
 
 

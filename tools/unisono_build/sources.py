@@ -23,7 +23,7 @@ _TO_BUILD = (
     *("tests/c", "tests/cuda", "tests/rust", "tools/unisono_build"),
 )
 _ALL = (
-    *(".ci", ".clang-format", ".editorconfig", ".gitattributes", ".github", ".gitignore"),
+    *(".ci", ".clang-format", ".editorconfig", ".github", ".gitignore"),
     ".shellcheckrc",
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("Cargo.lock", "Cargo.toml", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "Makefile"),

@@ -101,6 +101,7 @@ pub(crate) struct Details {
     missing: Vec<Rank>,
     field: Option<Cow<'static, str>>,
     source: Option<Arc<io::Error>>,
+    has_left: bool,
 }
 
 impl PartialEq for Details {
@@ -109,7 +110,8 @@ impl PartialEq for Details {
             let source = details.source.as_ref();
             source.map(|error| (error.kind(), error.raw_os_error()))
         };
-        (&self.missing, &self.field, source(self)) == (&other.missing, &other.field, source(other))
+        let plain = (&self.missing, &self.field, self.has_left);
+        plain == (&other.missing, &other.field, other.has_left) && source(self) == source(other)
     }
 }
 
@@ -228,6 +230,20 @@ impl Error {
     /// The field that differs between two ranks, of a `Mismatch`: `dtype`, `root`, `count`, or the name of a setting.
     pub fn differing_field(&self) -> Option<&str> {
         self.details.as_ref()?.field.as_deref()
+    }
+
+    /// This error, of a peer that has left its group in good order.
+    #[must_use]
+    pub(crate) fn of_one_that_left(mut self) -> Self {
+        self.details().has_left = true;
+        self
+    }
+
+    /// Whether the peer has left its group in good order.
+    pub(crate) fn is_of_one_that_left(&self) -> bool {
+        self.details
+            .as_ref()
+            .is_some_and(|details| details.has_left)
     }
 
     fn details(&mut self) -> &mut Details {

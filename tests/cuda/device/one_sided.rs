@@ -184,20 +184,33 @@ fn long_transfers_between_devices_are_one_copy() {
     // How often rank 0 and rank 1 ask the driver to map memory, for two reads and a write: a target that cannot is not asked
     // again.
     const TCP: &[(&str, &str)] = &[("transport", "tcp")];
-    let cases: [(&[_], &[_], [u64; 2]); 6] = [
+    use Ranks::{Local, Processes};
+    let cases: [(Ranks, &[_], &[_], [u64; 2]); 7] = [
         // A copy that is not waited for would come late.
-        (&[], &[("DELAY", "copy:2000")], [2, 1]),
-        (&[], &[("DEVICES", "2"), ("REUSE", "yes")], [2, 1]),
-        (&[], &[("DEVICES", "2"), ("PEER_ACCESS", "no")], [1, 1]),
-        (&[], &[("IPC", "refuse-import")], [1, 1]),
-        (&[], &[("IPC", "refuse-export")], [0, 0]),
-        (TCP, &[], [0, 0]),
+        (Processes, &[], &[("DELAY", "copy:2000")], [2, 1]),
+        (
+            Processes,
+            &[],
+            &[("DEVICES", "2"), ("REUSE", "yes")],
+            [2, 1],
+        ),
+        (
+            Processes,
+            &[],
+            &[("DEVICES", "2"), ("PEER_ACCESS", "no")],
+            [1, 1],
+        ),
+        (Processes, &[], &[("IPC", "refuse-import")], [1, 1]),
+        (Processes, &[], &[("IPC", "refuse-export")], [0, 0]),
+        (Processes, TCP, &[], [0, 0]),
+        // A target is asked, and refuses.
+        (Local, &[], &[], [0, 0]),
     ];
-    for (config, driver, maps) in cases {
+    for (ranks, config, driver, maps) in cases {
         let test = Test {
             config,
             driver,
-            ..Test::new(Ranks::Processes, 2)
+            ..Test::new(ranks, 2)
         };
         test.run(|comm| {
             let rank = comm.rank();
@@ -278,7 +291,7 @@ fn a_target_whose_stream_waits_maps_nothing() {
     });
 }
 
-/// The memory of who gives up a transfer is kept until the target has it mapped no more.
+/// The memory of an initiator that gives up is kept until the target has it mapped no more.
 #[test]
 fn memory_stays_while_a_target_has_it_mapped() {
     let test = Test {

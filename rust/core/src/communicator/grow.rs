@@ -27,7 +27,7 @@ const STORE_WAIT: Duration = Duration::from_millis(200);
 /// How much later than another one a rank may call it.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long it takes at most until all ranks know of a verdict that they wait for.
-const LONGEST_HEARING: Duration = Duration::from_secs(15);
+const VERDICT_WITHIN: Duration = Duration::from_secs(15);
 /// No meeting takes longer.
 const LONGEST_MEETING: Duration = Duration::from_secs(365 * 24 * 3600);
 /// In the word that the place is open: it is not.
@@ -295,7 +295,7 @@ impl<'a> Vote<'a> {
             self.tell(&[self.leader], tag(number), mine)?;
             match self.awaited.first() {
                 // The leader has no more time to join than this rank had.
-                Some(verdict) => self.hear(verdict, patience + LONGEST_HEARING)?,
+                Some(verdict) => self.hear(verdict, patience + VERDICT_WITHIN)?,
                 None => 0,
             }
         };
@@ -306,7 +306,7 @@ impl<'a> Vote<'a> {
     }
 
     fn count_votes(&self) -> Result<u64> {
-        let until = Instant::now() + LONGEST_HEARING;
+        let until = Instant::now() + VERDICT_WITHIN;
         let mut verdict = JOINED;
         for vote in &self.awaited {
             let left = until.saturating_duration_since(Instant::now());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// time.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// How long a call waits: a part of the pause that follows, and at most so long. Where other processes compute on all cores,
+/// How long a call waits: a 25th of the pause that follows, and at most so long. Where other processes compute on all cores,
 /// the thread that ends what is under way may run some milliseconds later only.
 const WAITED_PART: u32 = 25;
 const LONGEST_WAIT: Duration = Duration::from_millis(20);

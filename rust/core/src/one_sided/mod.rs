@@ -133,8 +133,8 @@ impl Peer {
         self.end.get().is_some()
     }
 
-    /// After a transfer has failed: the peer maps no memory of this process any more. Waits a while until it has unmapped that
-    /// which it had mapped.
+    /// After a transfer has failed: the peer maps no memory of this process any more. Waits a while until it has unmapped the
+    /// memory of that transfer.
     fn take_back(&self) {
         if let Some((end, is_gone)) = self.end.get() {
             end.close();
@@ -260,7 +260,8 @@ impl Port {
     /// other means.
     pub unsafe fn register(&self, start: *mut u8, bytes: usize, owner: Owner) -> Result<Region> {
         self.0.check()?;
-        let _open = self.0.open()?;
+        // Not held: foreign code may be dropped.
+        drop(self.0.open()?);
         self.0
             .regions
             .register(start.expose_provenance(), bytes, owner)
@@ -297,8 +298,8 @@ impl Port {
         })
     }
 
-    /// Starts to write `range` of `local` to the beginning of `remote`, and returns at once; the first time between devices of
-    /// one host once the link to the peer is open. When the transfer has ended
+    /// Starts to write `range` of `local` to the beginning of `remote`, and returns at once. The first long transfer between
+    /// devices of one host waits up to 100 ms for the link to the peer. When the transfer has ended
     /// well, the bytes are in the peer's memory. `completion` is called then, on a thread made for that, as those of
     /// [`Transfer::when_done`] are; for no bytes it is called before this returns.
     ///

@@ -23,12 +23,12 @@ const FOR_EVER: Option<Duration> = Some(Duration::ZERO);
 /// How long the data of a write that has been refused may take. Peers whose writes are refused wait for each other.
 const REFUSED_PATIENCE: Option<Duration> = Some(Duration::from_secs(30));
 
-/// How long a copy waits for a moment at which no stream of this process waits for a peer: before its first piece, and between
-/// two, which would be copied in vain.
+/// How long a copy waits for a moment at which no stream of this process waits for a peer: before its first piece, and before
+/// each further one, where to give up is to have copied the earlier ones in vain.
 const FIRST_PATIENCE: Duration = Duration::from_millis(1);
-const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_millis(10);
 
-/// Held for a piece: a thread that copies for another peer is no stream that waits.
+/// Held while a piece is copied: two copies at a time would each find the other one in the way of [`still`].
 static COPYING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
 /// The target's end of one pair.
@@ -264,6 +264,9 @@ fn copy(
         return Ok(Answer::NotMapped);
     };
     for piece in request.pieces() {
+        if let Some(error) = comm.error() {
+            return Err(error);
+        }
         let turn = COPYING.lock();
         let copied = copy_piece(&end, request, region, location, piece)?;
         drop(turn);
@@ -313,7 +316,7 @@ fn copy_piece(
     let Some(_view) = Mapping::begin(end) else {
         return Err(Error::new(Code::Aborted, "the initiator has given up"));
     };
-    // Of this process it would not be mapped, and nothing would keep it.
+    // A peer in another process may tell memory of this one, which no region of the peer keeps.
     if location.span.is_of_this_process()? {
         return Ok(Piece::NotMapped(None));
     }

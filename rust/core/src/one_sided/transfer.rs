@@ -288,7 +288,7 @@ impl Transfer {
     }
 
     /// Waits for the end, driving the transfer from this thread meanwhile. Where a read between devices of one host fails, the
-    /// target may write to their bytes still, until the region is [unregistered](super::Port::unregister).
+    /// target may still write to the bytes of this side, until the region is [unregistered](super::Port::unregister).
     ///
     /// # Errors
     /// The transfer's own; or `Timeout` when `timeout` runs out first, after which the transfer goes on.

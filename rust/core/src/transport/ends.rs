@@ -52,7 +52,7 @@ impl Words for Page {
     }
 }
 
-/// One end.
+/// One of the two ends of a link.
 #[derive(Clone, Debug)]
 pub(crate) struct End<W = Page> {
     words: W,

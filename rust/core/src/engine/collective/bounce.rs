@@ -77,7 +77,7 @@ impl RepeatedSends {
     }
 }
 
-/// The bounce of one operation.
+/// The spans of one operation that are staged.
 #[derive(Debug)]
 pub(crate) struct StagedSpans {
     scratch: Scratch,

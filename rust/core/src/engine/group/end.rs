@@ -16,7 +16,8 @@ use crate::engine::state::{Core, Group};
 /// to stop sending.
 pub(crate) const LINGER: Duration = Duration::from_millis(250);
 
-/// How long a rank that leaves waits at most until what it sent has been acknowledged. A connection that has broken on the way
+/// How long a rank that leaves waits at most until what it sent has been acknowledged, from when its connections were last
+/// mended. A connection that has broken on the way
 /// shows it sooner, once the system has sent the same bytes again.
 const SETTLE: Duration = Duration::from_secs(1);
 

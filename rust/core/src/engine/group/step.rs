@@ -9,7 +9,7 @@ use crate::transport::endpoint::Lane;
 use crate::transport::{Interest, Notice, PeerState};
 use crate::types::Rank;
 
-use crate::engine::links::{Direction, LinkTable, OpenLink, Slot, Waiting, as_told, loss};
+use crate::engine::links::{Direction, LinkTable, Slot, Waiting, as_told, loss};
 use crate::engine::message::matching::{Dependence, UnderWay};
 use crate::engine::state::{Core, Group, Operation};
 use crate::engine::work::WorkState;
@@ -393,19 +393,17 @@ impl Group {
 }
 
 /// Whether `peer` has left in good order: its farewell came on the point-to-point link or, when that was not open, on
-/// the other one.
+/// the other one; or it said so when it was asked for one of them.
 fn has_left(links: &LinkTable, peer: Rank) -> bool {
-    let lane = match links.slot(Lane::PointToPoint, peer) {
-        Slot::Open(_) => Lane::PointToPoint,
-        _ => Lane::Collective,
-    };
-    matches!(
-        links.peek(lane, peer),
-        Some(OpenLink {
-            ended: Some(PeerState::Left),
-            ..
-        })
-    )
+    let lanes = [Lane::PointToPoint, Lane::Collective].into_iter();
+    for lane in lanes {
+        match links.slot(lane, peer) {
+            Slot::Open(open) => return open.ended == Some(PeerState::Left),
+            Slot::Unreachable(error) if error.is_of_one_that_left() => return true,
+            Slot::Unreachable(_) | Slot::Closed | Slot::Opening { .. } => {}
+        }
+    }
+    false
 }
 
 /// Calls `visit` for every message that an operation waits for now.

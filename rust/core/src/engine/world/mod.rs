@@ -60,7 +60,7 @@ use crate::engine::state::Mail;
 use crate::error::{Code, Error, Result};
 use crate::heap;
 use crate::transport::endpoint::Lane;
-use crate::transport::{Link, PeerState, local};
+use crate::transport::{Link, local};
 use crate::types::Rank;
 
 /// Turns after which a world that still moves is taken to move for ever.
@@ -364,19 +364,18 @@ impl World {
         self.tell(seat, || "dies".into());
     }
 
-    /// The rank goes. A link to it is not made if neither side has its end; one that leaves has another link to the same peer.
+    /// The rank goes. A link to it is not made if neither side has its end.
     fn give_up_links(&mut self, seat: Seat, is_dead: bool) {
         let (own, world) = self.place(seat);
         for peer in 0..world {
             let other = seat - own + peer;
-            for [lane, beside] in [LANES, [LANES[1], LANES[0]]] {
-                let is_end = |(_, to, mail): &(Instant, Seat, Mail), lane| {
+            for lane in LANES {
+                let is_end = |(_, to, mail): &(Instant, Seat, Mail)| {
                     *to == seat && is_link(mail, (lane, peer))
                         || *to == other && is_link(mail, (lane, own))
                 };
-                let ends = |lane| self.opening.iter().filter(|it| is_end(it, lane)).count();
-                if ends(lane) == 2 && (is_dead || ends(beside) == 0) {
-                    self.opening.retain(|it| !is_end(it, lane));
+                if self.opening.iter().filter(|it| is_end(it)).count() == 2 {
+                    self.opening.retain(|it| !is_end(it));
                     self.missing.push(Missing {
                         seat: other,
                         lane,
@@ -388,8 +387,8 @@ impl World {
         }
     }
 
-    /// Tells a rank that has asked for a link to one that went that there is none: of one that left after its farewell over
-    /// the other link. Where a host went with its rank, nothing answers if the other link has shown that already.
+    /// Tells a rank that has asked for a link to one that went that there is none, and whether it left. Where a host went with
+    /// its rank, nothing answers if the other link has shown that already.
     fn refuse_links(&mut self, seat: Seat) {
         if self.missing.is_empty() {
             return;
@@ -401,10 +400,7 @@ impl World {
             core.links.peek(lane, it.peer)
         };
         let is_asked = |it: &mut Missing| {
-            let has_left = || beside(it).is_some_and(|open| open.ended == Some(PeerState::Left));
-            it.seat == seat
-                && matches!(core.links.slot(it.lane, it.peer), Slot::Opening { .. })
-                && (it.is_dead || has_left())
+            it.seat == seat && matches!(core.links.slot(it.lane, it.peer), Slot::Opening { .. })
         };
         let asked: Vec<Missing> = self.missing.extract_if(.., is_asked).collect();
         for missing in asked {
@@ -412,12 +408,12 @@ impl World {
             if missing.is_dead && beside(&missing).is_some() && self.random.once_in(2) {
                 continue;
             }
-            let what = match missing.is_dead {
-                true => format!("rank {peer} is gone"),
-                false => format!("rank {peer} has left the group"),
+            let error = match missing.is_dead {
+                true => Error::new(Code::PeerLost, format!("rank {peer} is gone")),
+                false => Error::new(Code::PeerLost, format!("rank {peer} has left the group"))
+                    .of_one_that_left(),
             };
             let takes = Duration::from_nanos(self.random.length(50_000_000) as u64);
-            let error = Error::new(Code::PeerLost, what);
             let mail = Mail::Failed { lane, peer, error };
             self.opening.push((self.clock.now() + takes, seat, mail));
         }

@@ -315,7 +315,8 @@ impl Attempt<'_> {
                     self.who()
                 ),
             )
-            .with_peer(self.request.to),
+            .with_peer(self.request.to)
+            .of_one_that_left(),
             answer => self.error(
                 Code::System,
                 format!("it answered {answer:?} to a request for a {lane} link"),
