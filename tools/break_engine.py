@@ -152,9 +152,16 @@ BREAKS = [
     Break(
         "a rank that left before a link to it was made is taken for lost",
         "engine/group/step.rs",
-        "        _ => Lane::Collective,",
-        "        _ => Lane::PointToPoint,",
+        "[Lane::PointToPoint, Lane::Collective].into_iter();",
+        "[Lane::PointToPoint].into_iter();",
         "6107ca84",
+    ),
+    Break(
+        "a rank that says that it has left, when it is asked for a link, is taken for lost",
+        "engine/group/step.rs",
+        "if error.is_of_one_that_left() => return true,",
+        "if error.is_of_one_that_left() => return false,",
+        "e12f0c02",
     ),
     Break(
         "premul_sum reads its input before its turn",
