@@ -247,6 +247,27 @@ fn a_receive_from_any_ends_when_all_have_left() {
     }
 }
 
+/// Rank 2 leaves before the others have a link to it, and says so when rank 0 asks for one.
+#[test]
+fn a_receive_from_any_goes_on_without_those_that_have_left() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        run(transport, 3, |comm| match comm.rank() {
+            0 => {
+                pause(50);
+                let mut byte = [0_u8];
+                let received = comm.receive_slice(&mut byte, None, 1).expect("a byte");
+                assert_eq!((received.source, byte), (1, [7]), "{transport:?}");
+            }
+            1 => {
+                pause(150);
+                comm.send_slice(&[7_u8], 0, 1).expect("sent");
+            }
+            _ => {}
+        });
+    }
+}
+
 #[test]
 fn what_was_sent_before_leaving_can_be_received() {
     let _beside = beside_others();
