@@ -114,7 +114,8 @@ def changes_members(backend: str, folder: str) -> None:
         others = [number for number in everyone if number != me][:2]
         c10d._reconfigure(uuid=12, handles=meeting.handles(others))
     check(meeting, everyone)
-    # Calls under way end with the group before.
+    # Calls under way end with the group before, on all ranks: none is in the one before still.
+    meeting.wait_for(everyone)
     waits = dist.all_reduce(torch.ones(1), async_op=True) if me == 0 else None
     form(meeting, 13, everyone)
     if waits is not None:
