@@ -145,9 +145,9 @@ def test_a_rank_that_is_late_is_named(door: str) -> None:
         assert moved["moving_seconds"] >= 0, stats
     waits = [by for stats, _ in others for by in stats["waited"]["by_rank"] if by["rank"] == 7]
     lines = [line for line in late[1].lines if " was late: " in line]
-    # On a busy machine ranks wait for others that wait, and for none of them for long enough.
-    if max(by["seconds"] for by in waits) > own + words.WORTH_TELLING:
-        assert any(line.startswith("  rank 7 was late: rank ") for line in lines), late[1]
+    if max(by["seconds"] for by in waits) <= own + words.WORTH_TELLING:
+        pytest.skip("a busy machine: ranks waited for others that waited, too")
+    assert any(line.startswith("  rank 7 was late: rank ") for line in lines), late[1]
 
 
 def test_a_timeout_says_that_the_rank_was_late_before() -> None:

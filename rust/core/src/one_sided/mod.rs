@@ -111,6 +111,9 @@ impl Peer {
 
     /// Whether there is a page shared with it. The first call opens the link that has one.
     fn meet(&self) -> bool {
+        if self.end.get().is_some() {
+            return true;
+        }
         let group = self.comm.group();
         let hosts = group.host_of();
         if hosts[TARGET] != hosts[INITIATOR] || group.open_message_link(TARGET).is_err() {

@@ -263,6 +263,10 @@ fn copy(
     let Some((end, _)) = end_beside(comm, INITIATOR) else {
         return Ok(Answer::NotMapped);
     };
+    // A peer in another process may tell memory of this one, which no region of the peer keeps.
+    if location.span.is_of_this_process()? {
+        return Ok(Answer::NotMapped);
+    }
     for piece in request.pieces() {
         if let Some(error) = comm.error() {
             return Err(error);
@@ -316,10 +320,6 @@ fn copy_piece(
     let Some(_view) = Mapping::begin(end) else {
         return Err(Error::new(Code::Aborted, "the initiator has given up"));
     };
-    // A peer in another process may tell memory of this one, which no region of the peer keeps.
-    if location.span.is_of_this_process()? {
-        return Ok(Piece::NotMapped(None));
-    }
     let mapped = match region.map(&location.span) {
         Ok(Some(mapped)) => mapped,
         Ok(None) => return Ok(Piece::NotMapped(None)),
