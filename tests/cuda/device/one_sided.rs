@@ -166,6 +166,21 @@ impl Side {
         }
     }
 
+    /// Reads, while two threads wait for it; two completions hear of its end, once each.
+    fn read_as_many_wait(&self) {
+        let (tell, told) = std::sync::mpsc::channel();
+        let again = tell.clone();
+        let then = Box::new(move |result| tell.send(result).unwrap());
+        let read = self.begin_and_tell(false, Some(then)).unwrap();
+        read.when_done(Box::new(move |result| again.send(result).unwrap()));
+        std::thread::scope(|scope| {
+            scope.spawn(|| read.wait(Some(SOON)).unwrap());
+            read.wait(Some(SOON)).unwrap();
+        });
+        let results: Vec<_> = told.iter().collect();
+        assert_eq!(results, [Ok(()), Ok(())]);
+    }
+
     /// The bytes: each with how often it comes in a row.
     fn runs(&self) -> Vec<(u8, usize)> {
         let bytes = &self.array.read(&self.stream)[INSIDE..];
@@ -227,18 +242,7 @@ fn long_transfers_between_devices_are_one_copy() {
                 let rest = 2 * LONG - LONG - LONG / 2;
                 assert_eq!(side.runs(), [(2, LONG / 2), (1, LONG), (2, rest)]);
                 for _ in 0..2 {
-                    let (tell, told) = std::sync::mpsc::channel();
-                    let again = tell.clone();
-                    let then = Box::new(move |result| tell.send(result).unwrap());
-                    let read = side.begin_and_tell(false, Some(then)).unwrap();
-                    read.when_done(Box::new(move |result| again.send(result).unwrap()));
-                    // Two threads wait for it, and two completions hear of its end, once each.
-                    std::thread::scope(|scope| {
-                        scope.spawn(|| read.wait(Some(SOON)).unwrap());
-                        read.wait(Some(SOON)).unwrap();
-                    });
-                    let results: Vec<_> = told.iter().collect();
-                    assert_eq!(results, [Ok(()), Ok(())]);
+                    side.read_as_many_wait();
                     assert_eq!(side.runs(), [(1, LONG + LONG / 2), (2, rest)]);
                 }
             }
